@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import epigrad
@@ -13,11 +14,11 @@ import torch
 from epigrad import backward, errors
 from epigrad._core import loader
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.cases import ACTIVATIONS, FROM_OUTPUT, GATED_KINDS
-from tests.support.layouts import assert_same_bits, unchanged
+from tests.support.layouts import assert_same_bits
+from tests.support.operators import FUNCTIONS
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -28,56 +29,18 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tens
 
 
 def problems() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
-    """Every function, with leaves for all of its tensors."""
-    table: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
-        f"linear {act} {save}": (
-            lambda x, w, b, act=act, save=save: epigrad.linear(x, w, b, act, save=save),
-            (leaf(3, 4), leaf(5, 4), leaf(5)),
-        )
-        for act, save in (
-            ("gelu", "auto"),
-            ("gelu", "recompute"),
-            ("tanh", "auto"),
-            ("tanh", "preactivation"),
-            ("none", "auto"),
-        )
-    }
-    table["matmul"] = (lambda a, b: epigrad.matmul_bias_activation(a, b, None, "silu"), (leaf(2, 3, 4), leaf(4, 5)))
-    table["activation"] = (lambda x: epigrad.activation(x, "silu"), (leaf(3, 6),))
-    table["gated_activation"] = (epigrad.gated_activation, (leaf(3, 6),))
-    table["gated_product"] = (epigrad.gated_product, (leaf(3, 6), leaf(3, 6, seed=1)))
-    table["lerp"] = (epigrad.lerp, (leaf(3, 6), leaf(6), leaf(3, 1)))
-    table["prelu"] = (epigrad.prelu, (leaf(3, 6), leaf(6)))
-    table["xielu"] = (epigrad.xielu, (leaf(3, 6), leaf(1), leaf(1, seed=1)))
-    table |= {
-        f"gated_linear {save}": (
-            lambda *tensors, save=save: epigrad.gated_linear(*tensors, save=save),
-            (leaf(3, 4), leaf(6, 4), leaf(6, 4, seed=1), leaf(6), leaf(6, seed=1)),
-        )
-        for save in ("auto", "recompute")
-    }
-    table["mlp"] = (epigrad.mlp, (leaf(3, 4), leaf(6, 4), leaf(6), leaf(2, 6), leaf(2)))
-    table["gated_mlp"] = (epigrad.gated_mlp, (leaf(3, 4), leaf(6, 4), leaf(6), leaf(2, 3), leaf(2)))
+    """Every function, with leaves for all of its tensors; layers with what they keep, too."""
+    table = {op: (call.function, tuple(call.tensors(dtype=torch.float64))) for op, call in FUNCTIONS.items()}
+    saves = (("gelu", "recompute"), ("tanh", "auto"), ("tanh", "preactivation"), ("none", "auto"))
+    for kind, save in saves:
+        function = partial(epigrad.linear, activation=kind, save=save)
+        table[f"linear {kind} {save}"] = function, (leaf(3, 4), leaf(5, 4), leaf(5))
+    function = partial(epigrad.gated_linear, save="recompute")
+    table["gated_linear recompute"] = function, (leaf(3, 4), leaf(6, 4), leaf(6, 4, seed=1), leaf(6), leaf(6, seed=1))
     return table
 
 
 EACH = pytest.mark.parametrize("name", problems())
-
-
-@EACH
-def test_retained_graphs_give_equal_gradients_and_inputs_stay(name: str) -> None:
-    function, leaves = problems()[name]
-    out = function(*leaves)
-    grad = torch.randn_like(out)
-    with unchanged(grad, *(x.detach() for x in leaves)):
-        first = torch.autograd.grad(out, leaves, grad, retain_graph=True)
-        second = torch.autograd.grad(out, leaves, grad, retain_graph=True)
-        third = torch.autograd.grad(out, leaves, grad)
-    for one, two, three in zip(first, second, third, strict=True):
-        assert_same_bits(one, two)
-        assert_same_bits(one, three)
-    with pytest.raises(RuntimeError, match="second time"):
-        torch.autograd.grad(out, leaves, grad)
 
 
 @EACH
@@ -89,6 +52,9 @@ def test_a_gradient_is_the_same_with_and_without_create_graph(name: str) -> None
     graphed = torch.autograd.grad(out, leaves, grad, create_graph=True)
     for one, two in zip(plain, graphed, strict=True):
         assert_same_bits(one, two)
+    torch.autograd.grad(out, leaves, grad)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out, leaves, grad)
 
 
 class Watched:
@@ -149,20 +115,6 @@ def test_the_gradients_of_tensors_between_leaves_and_a_function_are_formed() -> 
     for results in (called, called_in_a_hook):
         for got, wanted in zip(results[3:], (*want, None), strict=True):
             assert got is wanted or bool((got == wanted).all())
-
-
-@EACH
-def test_second_and_third_order(name: str) -> None:
-    function, leaves = problems()[name]
-    assert torch.autograd.gradcheck(function, leaves)
-    assert torch.autograd.gradgradcheck(function, leaves)
-    if name in ("linear gelu auto", "linear tanh auto", "gated_activation", "mlp"):
-        inner = leaves[0]
-
-        def slope(x: Tensor) -> Tensor:
-            return torch.autograd.grad(function(x, *leaves[1:]).sin().sum(), x, create_graph=True)[0]
-
-        assert torch.autograd.gradgradcheck(slope, (inner,))
 
 
 @EACH
@@ -396,18 +348,6 @@ def test_hooks(name: str) -> None:
         assert_same_bits(tensor.grad, 2 * want)
 
 
-@EACH
-def test_gradients_of_some_inputs_are_those_of_all(name: str) -> None:
-    function, leaves = problems()[name]
-    out = function(*leaves)
-    grad = torch.randn_like(out)
-    every = torch.autograd.grad(out, leaves, grad)
-    for place in range(len(leaves)):
-        inputs = [x.detach().requires_grad_(i == place) for i, x in enumerate(leaves)]
-        (alone,) = torch.autograd.grad(function(*inputs), inputs[place], grad)
-        assert_same_bits(alone, every[place])
-
-
 def test_gradients_of_some_inputs_of_an_empty_batch() -> None:
     x, weight, bias, down = leaf(0, 4).detach(), leaf(6, 4), leaf(6), leaf(4, 3)
     for out in (
@@ -468,34 +408,3 @@ def test_outputs_may_be_changed_in_place_where_nothing_of_them_is_saved() -> Non
     out.sum().backward()
     want = torch.autograd.grad(torch.relu(epigrad.linear(x, weight, None, "gelu")).sum(), x)[0]
     assert_same_bits(x.grad, want)
-
-
-# PyTorch's own, on first use of forward mode
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
-@pytest.mark.parametrize("function", ["linear", "gated_activation", "lerp", "mlp"])
-def test_forward_mode_is_right_or_refused(function: str) -> None:
-    call, leaves = problems()["linear gelu auto" if function == "linear" else function]
-    tangent = torch.randn_like(leaves[0])
-    refusal = ""
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(leaves[0].detach(), tangent)
-        try:
-            out = forward_ad.unpack_dual(call(dual, *[x.detach() for x in leaves[1:]]))
-        except NotImplementedError as refused:
-            refusal = str(refused)
-    if refusal:
-        assert "forward" in refusal
-        return
-    _, want = torch.autograd.functional.jvp(lambda x: call(x, *leaves[1:]), leaves[0].detach(), tangent)
-    assert out.tangent is not None, "the tangent was dropped silently"
-    torch.testing.assert_close(out.tangent, want)
-
-
-def test_autograd_through_a_module_and_grad_accumulation() -> None:
-    weight, bias = leaf(5, 4), leaf(5)
-    x = torch.randn(3, 4, dtype=torch.float64)
-    for _ in range(3):
-        epigrad.linear(x, weight, bias, "tanh").sum().backward()
-    once = torch.autograd.grad(epigrad.linear(x, weight, bias, "tanh").sum(), (weight, bias))
-    torch.testing.assert_close(weight.grad, 3 * once[0])
-    torch.testing.assert_close(bias.grad, 3 * once[1])

@@ -131,6 +131,7 @@ THIRD_ORDER = [
     "matmul-gelu-auto",
     "matmul-tanh-auto",
     "linear-silu",
+    "mlp-gelu_tanh",
     "gated-swiglu-second",
     "product-geglu",
     "gated_linear-swiglu",

@@ -21,13 +21,16 @@ import epigrad
 import pytest
 import torch
 from epigrad import backward, errors, forward
-from epigrad._core import loader
+from epigrad._check.calls import Inputs
+from epigrad._check.problem import Problem
+from epigrad._core import loader, tables
 from epigrad.cli import runner
 from epigrad.webgpu import Array
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import webgpu as bench_webgpu
+from tests.api.checking import example_of
 from tests.support.cases import FULL
 from tests.support.devices import REQUIRED, needs
 from tests.support.layouts import assert_same_bits
@@ -151,36 +154,26 @@ print(first is second, pickle.dumps(result.tolist()).hex(), empty.shape)
     assert_same_bits(torch.tensor(pickle.loads(bytes.fromhex(values)), dtype=torch.float16), tensor)
 
 
-CALLS = {
-    "linear": lambda x, w, b, g, i, h, a: forward.linear(x, w, b, "gelu", return_preactivation=True),
-    "linear_backward": lambda x, w, b, g, i, h, a: backward.linear_backward(g, x, w, b, "silu"),
-    "gated": lambda x, w, b, g, i, h, a: forward.gated_activation(i, "swiglu"),
-    "gated_backward": lambda x, w, b, g, i, h, a: backward.gated_activation_backward(h, i, "geglu"),
-    "product": lambda x, w, b, g, i, h, a: forward.gated_product(h, h, "glu"),
-    "product_backward": lambda x, w, b, g, i, h, a: backward.gated_product_backward(h, h, h, "reglu"),
-    "lerp": lambda x, w, b, g, i, h, a: forward.lerp(h, h, 0.3),
-    "lerp_backward": lambda x, w, b, g, i, h, a: backward.lerp_backward(g, b, g, g),
-    "prelu": lambda x, w, b, g, i, h, a: forward.prelu(g, b),
-    "prelu_backward": lambda x, w, b, g, i, h, a: backward.prelu_backward(g, g, b),
-    "xielu": lambda x, w, b, g, i, h, a: forward.xielu(g, a, a, 0.25),
-    "xielu_backward": lambda x, w, b, g, i, h, a: backward.xielu_backward(g, g, a, a),
-}
-
-
 @dtypes
-@pytest.mark.parametrize("name", CALLS)
-def test_arrays_give_the_bits_of_the_hosts_tensors(name: str, dtype: torch.dtype) -> None:
-    shapes = ((5, 7), (3, 7), (3,), (5, 3), (3, 10), (3, 5), (1,))
-    tensors = [draw(*shape, dtype=dtype) for shape in shapes]
-    arrays = [Array.from_torch(tensor) for tensor in tensors]
+@pytest.mark.parametrize("op", [op for op, row in tables.OPS.items() if not {"offsets", "index"} & {*row.tensors}])
+def test_arrays_give_the_bits_of_the_hosts_tensors(op: str, dtype: torch.dtype) -> None:
+    """What lies between a block's steps is memory of the device, and is given back."""
+    row = tables.OPS[op]
+    problem = Problem.read(example_of(row.forward, str(dtype).removeprefix("torch.")))
+    inputs = Inputs.of(problem)
+    tensors = {"grad_output": inputs.grad} if row.is_backward else {}
+    tensors |= inputs.operands(row.forward)
+    arrays = {name: Array.from_torch(tensor) for name, tensor in tensors.items()}
+    keeps = {"return_preactivation": True} if "preactivation" in row.results else {}
+    function = functools.partial(getattr(backward if row.is_backward else forward, op), **problem.options, **keeps)
     with epigrad.use_backend("webgpu"):
-        want = on_host(CALLS[name](*tensors))
-    got = CALLS[name](*arrays)
+        want = on_host(function(**tensors))
+    got = function(**arrays)
     assert all(isinstance(one, Array) for one in (got if isinstance(got, tuple) else (got,)))
     for ours, theirs in zip(on_host(got), want, strict=True):
         assert_same_bits(ours, theirs)
-    for array, tensor in zip(arrays, tensors, strict=True):
-        assert_same_bits(array.to_torch(), tensor)
+    for name, array in arrays.items():
+        assert_same_bits(array.to_torch(), tensors[name])
 
 
 @dtypes
@@ -205,26 +198,6 @@ def test_out_is_written_and_accumulated_into(dtype: torch.dtype) -> None:
         )
     for ours, theirs in zip(on_host(got), want, strict=True):
         assert theirs is not None
-        assert_same_bits(ours, theirs)
-
-
-@dtypes
-@pytest.mark.parametrize("name", ["mlp", "gated_mlp", "gated_linear"])
-def test_blocks_on_arrays(name: str, dtype: torch.dtype) -> None:
-    """What lies between a block's calls is memory of the device, and is given back."""
-    rows = 6 if name == "gated_mlp" else 3
-    shapes = (
-        ((5, 7), (rows, 7), (rows,), (4, 3), (4,)) if name != "gated_linear" else ((5, 7), (4, 7), (4, 7), (4,), (4,))
-    )
-    tensors = [draw(*shape, dtype=dtype) for shape in shapes]
-    grad = draw(5, 4, dtype=dtype)
-    kind = "gelu" if name == "mlp" else "swiglu"
-    arrays = [Array.from_torch(tensor) for tensor in tensors]
-    run, run_backward = getattr(forward, name), getattr(backward, f"{name}_backward")
-    got = (run(*arrays, kind), *run_backward(Array.from_torch(grad), *arrays, kind))
-    with epigrad.use_backend("webgpu"):
-        want = (run(*tensors, kind), *run_backward(grad, *tensors, kind))
-    for ours, theirs in zip(on_host(got), want, strict=True):
         assert_same_bits(ours, theirs)
 
 

@@ -99,12 +99,6 @@ func (r *gatedReference) slopeOfValue(limits bounds, value float64) number {
 	return number{value: 1}
 }
 
-// nearKink tells whether a value or a gate is within a distance of where a slope jumps.
-func (r *gatedReference) nearKink(x, distance float64) bool {
-	return r.phi.nearKink(x, distance) || math.Abs(math.Abs(x)-r.limit) < distance || math.Abs(math.Abs(x)-r.after) < distance ||
-		math.Abs(r.phi.value(x)-r.after) < 2*distance
-}
-
 // gatedForward is a gated kind's output, with bounds.
 func gatedForward(kind string, limits bounds, value, gate []float64) expectation {
 	r := gatedReferences[kind]

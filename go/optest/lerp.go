@@ -221,16 +221,3 @@ func (s *opSuite) TestLerpSumsAreExact() {
 		}
 	}
 }
-
-// TestLerpTakesFloat64Weights: the number is not rounded to float32 on its way.
-func (s *opSuite) TestLerpTakesFloat64Weights() {
-	s.needs(dtype.Float64)
-	const weight = 0.1 // no float32
-	dt := dtype.Float64
-	start, end := newArray(dt, []int64{1}, contiguous).fill(func(int) float64 { return 0 }), newArray(dt, []int64{1}, contiguous).fill(func(int) float64 { return 1 })
-	out := newArray(dt, []int64{1}, contiguous)
-	s.run(call{
-		Call: op.Call{Op: "lerp", Parameters: []float64{weight}}, inputs: []*array{start, end}, outputs: []*array{out},
-	})
-	s.Equal([]float64{weight}, out.values())
-}

@@ -79,13 +79,6 @@ func (s *opSuite) computes(dt dtype.DType) bool {
 	return !ok || partial.Computes(dt)
 }
 
-// needs skips a test of one dtype where the backend has no kernels for it.
-func (s *opSuite) needs(dt dtype.DType) {
-	if !s.computes(dt) {
-		s.T().Skipf("the backend does not compute with %v", dt)
-	}
-}
-
 // takesPairs reports whether cases are few because the backend is slow, or the race detector.
 func (s *opSuite) takesPairs() bool {
 	slow, ok := s.backend.(Slow)

@@ -1,5 +1,5 @@
 """Programs in C, in Go and in Python draw the same problems from the same seeds, and get the same
-bits. Those in C and in Go compare with references of their own, too.
+bits. The one in C compares with a reference of its own, too.
 
 EPIGRAD_CHECK_SEED is the first seed, and EPIGRAD_CHECK_PROBLEMS how many there are.
 """

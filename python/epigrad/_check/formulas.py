@@ -66,7 +66,10 @@ def elu(x: Tensor, scale: float, factor: float, width: float) -> Tensor:
 
 def softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
     straight = beta * x > threshold
-    return torch.where(straight, x, -torch.nn.functional.logsigmoid(-beta * torch.where(straight, 0.0, x)) / beta)
+    z = beta * torch.where(straight, 0.0, x)
+    # the second derivative of logsigmoid by autograd cancels, to 0 far below
+    below, above = torch.where(z > 0, 0.0, z).exp(), (-torch.where(z > 0, z, 0.0)).exp()
+    return torch.where(straight, x, torch.where(z > 0, z + above.log1p(), below.log1p()) / beta)
 
 
 def mish(x: Tensor) -> Tensor:

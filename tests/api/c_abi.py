@@ -1,10 +1,10 @@
-"""libepigrad.so from NumPy through ctypes: a program whose argument names the check to run.
+"""libepigrad.so from NumPy through ctypes: a program whose arguments name the checks to run.
 
 It asks of the library what tests/cbridge/caller does not ask of its sources. Results of every
 operation through this interface are `entry=c` of `python -m epigrad check`.
 
-test_c_abi.py runs each check in a process of its own, since two Go runtimes, that of the extension
-module and that of the library, do not share one.
+test_c_abi.py runs it in a process of its own, since two Go runtimes, that of the extension module
+and that of the library, do not share one.
 """
 
 from __future__ import annotations
@@ -342,5 +342,6 @@ def check_fork() -> None:
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}
 
 if __name__ == "__main__":
-    CHECKS[sys.argv[1]]()
-    print("fine")
+    for _name in sys.argv[1:]:
+        CHECKS[_name]()
+        print(_name, flush=True)

@@ -35,7 +35,7 @@ from tests.support.cases import FULL
 from tests.support.devices import REQUIRED, needs
 from tests.support.layouts import assert_same_bits
 from tests.support.processes import run_script
-from tests.support.tiers import nightly
+from tests.support.tiers import in_turns, nightly, thorough
 from tests.support.ulp import BOUND
 
 pytestmark = needs("webgpu")
@@ -422,7 +422,7 @@ def test_lerp_with_a_number_near_one_keeps_what_float32_leaves_out() -> None:
 def test_threads_share_the_device() -> None:
     """Calls from several threads, failing ones among them, none of which disturbs another; for a
     minute where all cases are asked for."""
-    seconds = 60 if FULL else 6
+    seconds = 60 if FULL else 3
     wrong: list[str] = []
     done = threading.Event()
 
@@ -484,7 +484,7 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("cause", in_turns(CAUSES, len(CAUSES), thorough))
 def test_why_it_is_not_available(cause: str) -> None:
     variables, text = CAUSES[cause]
     body = """

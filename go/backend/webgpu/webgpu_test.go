@@ -71,7 +71,7 @@ func TestDividedSumsAreNotBatchInvariant(t *testing.T) {
 	if _, err := theDevice(); err != nil {
 		t.Skip(err)
 	}
-	const rows, depth, columns = 2, 1 << 16, 3
+	const rows, depth, columns = 2, 1 << 13, 3
 	view := func(operand int, shape ...int64) *tensor.View {
 		return &tensor.View{Operand: operand, DType: dtype.Float32, Shape: shape, Strides: tensor.ContiguousStrides(shape)}
 	}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from epigrad.cli import operations as common
@@ -110,8 +111,8 @@ def cases(quick: bool = False) -> list[Case]:
         *(case for case in elementwise if case.dtype == "bfloat16"),
         *(_linear(name, (8192, 4096, 14336), "bfloat16", 0.97, 0.95) for name in _compared_activations()),
         _linear("gelu", (4096, 4096, 4096), "bfloat16", 0.96, None),
-        *(_mlp(name) for name in ("gelu", "gelu_tanh")),
-        *(_gated_mlp(kind) for kind in ("swiglu", "geglu")),
+        *(_block("mlp", name, common.mlp) for name in ("gelu", "gelu_tanh")),
+        *(_block("gated_mlp", kind, common.gated_mlp) for kind in ("swiglu", "geglu")),
         _gated_linear("swiglu"),
         _accumulated("bfloat16"),
         *_host_bound(),
@@ -248,6 +249,23 @@ def _gated_bias(kind: str, dtype: str) -> Case:
 # --- what multiplies ------------------------------------------------------------------------------
 
 
+_SHAPES: dict[str, Callable[[int, int, int], tuple[Shape, ...]]] = {
+    "linear": lambda m, k, n: ((m, k), (n, k), (n,)),
+    "gated_linear": lambda m, k, n: ((m, k), (n, k), (n, k)),
+    "mlp": lambda m, k, n: ((m, k), (n, k), (k, n)),
+    "gated_mlp": lambda m, k, n: ((m, k), (2 * n, k), (k, n)),
+}
+
+
+def _layer(
+    op: str, kind: str, pair: Pair, size: tuple[int, int, int], dtype: str, directions: Mapping[str, Goals], **rest: Any
+) -> Case:
+    """A layer or a block, with gradients to all of its inputs."""
+    ours, eager = pair
+    told = "x".join(map(str, size))
+    return Case(op, kind, told, dtype, _SHAPES[op](*size), eager, directions, ours, gradients=(0, 1, 2), **rest)
+
+
 def _linear(
     name: str,
     size: tuple[int, int, int],
@@ -256,84 +274,51 @@ def _linear(
     compile_part: float | None,
     compiled: bool = True,
 ) -> Case:
-    m, k, n = size
-    ours, eager = common.linear(name)
-    goals: dict[str, float] = {"eager": eager_part}
+    goals: dict[str, float] = {"eager": 1.0 if name == "none" else eager_part}
     if compile_part is not None:
         goals["compile"] = 1.0 if name in ("relu", "none") else compile_part
-    if name == "none":
-        goals["eager"] = 1.0
-    return Case(
-        "linear",
-        name,
-        f"{m}x{k}x{n}",
-        dtype,
-        ((m, k), (n, k), (n,)),
-        eager,
-        {FORWARD: {}, BACKWARD: goals},
-        ours,
-        gradients=(0, 1, 2),
-        products={
-            FORWARD: lambda inputs, grad: [(inputs[0], inputs[1].T)],
-            BACKWARD: lambda inputs, grad: [(grad, inputs[1]), (grad.T, inputs[0])],
-        },
-        compiled=compiled,
-    )
+    products: Mapping[str, Products] = {
+        FORWARD: lambda inputs, grad: [(inputs[0], inputs[1].T)],
+        BACKWARD: lambda inputs, grad: [(grad, inputs[1]), (grad.T, inputs[0])],
+    }
+    directions = {FORWARD: {}, BACKWARD: goals}
+    return _layer("linear", name, common.linear(name), size, dtype, directions, products=products, compiled=compiled)
 
 
-def _block(op: str, kind: str, make: Callable[..., Pair], rows: int, size: Shape) -> Case:
-    """A two-layer block; the first layer has `rows` times the rows of the hidden activation."""
-    m, k, n = size
-    ours, eager = make(kind)
+def _block(op: str, kind: str, make: Callable[..., Pair]) -> Case:
+    """A block of two layers."""
 
     def backward(inputs: Sequence[Tensor], grad: Tensor) -> list[tuple[Tensor, Tensor]]:
         x, up, down = inputs
         hidden, pre = (grad.new_empty(x.shape[0], columns).normal_() for columns in (down.shape[1], up.shape[0]))
         return [(grad, down), (grad.T, hidden), (pre, up), (pre.T, x)]
 
-    return Case(
+    return _layer(
         op,
         kind,
-        f"{m}x{k}x{n}",
+        make(kind),
+        (8192, 4096, 14336),
         "bfloat16",
-        ((m, k), (rows * n, k), (k, n)),
-        eager,
         {BACKWARD: {"eager": 0.97}, BOTH: {"eager": 1.0, "compile": 1.0}},
-        ours,
         variants={"epigrad_recompute": make(kind, "recompute")[0]},
-        gradients=(0, 1, 2),
         products={BACKWARD: backward},
         memory=True,
     )
 
 
-def _mlp(name: str) -> Case:
-    return _block("mlp", name, common.mlp, 1, (8192, 4096, 14336))
-
-
-def _gated_mlp(kind: str) -> Case:
-    return _block("gated_mlp", kind, common.gated_mlp, 2, (8192, 4096, 14336))
-
-
 def _gated_linear(kind: str) -> Case:
-    m, k, n = 8192, 4096, 14336
-    ours, eager = operations.gated_linear(kind)
-
     def backward(inputs: Sequence[Tensor], grad: Tensor) -> list[tuple[Tensor, Tensor]]:
         x, value, gate = inputs
         return [(grad, value), (grad, gate), (grad.T, x), (grad.T, x)]
 
-    return Case(
+    return _layer(
         "gated_linear",
         kind,
-        f"{m}x{k}x{n}",
+        operations.gated_linear(kind),
+        (8192, 4096, 14336),
         "bfloat16",
-        ((m, k), (n, k), (n, k)),
-        eager,
         {FORWARD: {}, BACKWARD: {"eager": 0.97}, BOTH: _EVEN},
-        ours,
         variants={"epigrad_recompute": operations.gated_linear(kind, "recompute")[0]},
-        gradients=(0, 1, 2),
         products={
             FORWARD: lambda inputs, grad: [(inputs[0], inputs[1].T), (inputs[0], inputs[2].T)],
             BACKWARD: backward,
@@ -362,39 +347,19 @@ def _accumulated(dtype: str) -> Case:
 
 def _host_bound() -> list[Case]:
     """So small that the host's part is all there is."""
-    m, k, n = 32, 64, 64
-    ours, eager = common.linear("gelu")
-    return [
-        Case(
-            "linear",
-            "gelu",
-            f"{m}x{k}x{n}",
-            dtype,
-            ((m, k), (n, k), (n,)),
-            eager,
-            {BOTH: {"eager": 0.7}},
-            ours,
-            gradients=(0, 1, 2),
-            clock="wall",
-        )
-        for dtype in ("float32", "bfloat16")
-    ]
+    size, goals, layer = (32, 64, 64), {BOTH: {"eager": 0.7}}, common.linear("gelu")
+    return [_layer("linear", "gelu", layer, size, dtype, goals, clock="wall") for dtype in ("float32", "bfloat16")]
 
 
 def _graphs() -> list[Case]:
     """In a CUDA graph, where the host has no part."""
-    m, k, n = 2048, 768, 3072
-    size = f"{m}x{k}x{n}"
-    layer, mlp, gated = common.linear("gelu"), common.mlp("gelu_tanh"), common.gated_mlp("swiglu")
-    shapes: list[tuple[str, str, Pair, tuple[Shape, ...]]] = [
-        ("linear", "gelu", layer, ((m, k), (n, k), (n,))),
-        ("mlp", "gelu_tanh", mlp, ((m, k), (n, k), (k, n))),
-        ("gated_mlp", "swiglu", gated, ((m, k), (2 * n, k), (k, n))),
-    ]
-    return [
-        Case(op, kind, size, "bfloat16", inputs, eager, {BOTH: _EVEN}, ours, gradients=(0, 1, 2), clock="graph")
-        for op, kind, (ours, eager), inputs in shapes
-    ]
+    made = (
+        ("linear", "gelu", common.linear),
+        ("mlp", "gelu_tanh", common.mlp),
+        ("gated_mlp", "swiglu", common.gated_mlp),
+    )
+    size = (2048, 768, 3072)
+    return [_layer(op, kind, make(kind), size, "bfloat16", {BOTH: _EVEN}, clock="graph") for op, kind, make in made]
 
 
 def _told(shape: Shape) -> str:

@@ -172,14 +172,6 @@ def test_accumulate_adds_weight_and_bias_gradients(dtype: torch.dtype) -> None:
     assert torch.equal(outs[1], 3 + 2 * (grad.T @ x))
 
 
-def test_accumulate_over_a_batch_is_added_once() -> None:
-    outs = (None, torch.ones(5, 4), torch.ones(5))
-    got = linear(out=outs, accumulate=True)
-    _, weight, bias = linear()
-    torch.testing.assert_close(got[1], weight + 1)
-    torch.testing.assert_close(got[2], bias + 1)
-
-
 def test_accumulate_with_strided_out_and_empty_problems() -> None:
     every = linear()
     for layout in OUT_LAYOUTS:
@@ -227,12 +219,6 @@ def test_an_output_gives_the_same_gradients(activation: str) -> None:
         torch.testing.assert_close(one, formed)
 
 
-def test_no_bias_gives_no_bias_gradient() -> None:
-    for function, b in ((backward.linear_backward, WEIGHT), (backward.matmul_bias_activation_backward, WEIGHT.T)):
-        got = function(GRAD, X, b, None, "relu")
-        assert got[0].shape == X.shape and got[1].shape == b.shape and got[2] is None
-
-
 def test_lerp_without_its_ends() -> None:
     weight = rand(5, seed=1)
     full = backward.lerp_backward(GRAD, X.new_zeros(2, 3, 5), X.new_ones(2, 3, 5), weight)
@@ -254,13 +240,6 @@ def test_nothing_is_recorded() -> None:
     assert not forward.lerp(leaves[1], leaves[1], 0.5).requires_grad
     parameter = torch.nn.Parameter(WEIGHT.clone())
     assert_same_bits(forward.linear(X, parameter), forward.linear(X, WEIGHT))
-
-
-def test_return_preactivation() -> None:
-    for function, b in ((forward.linear, WEIGHT), (forward.matmul_bias_activation, WEIGHT.T)):
-        out, pre = function(X, b, BIAS, "relu", return_preactivation=True)
-        assert_same_bits(out, function(X, b, BIAS, "relu"))
-        assert_same_bits(pre, function(X, b, BIAS))
 
 
 def test_a_backward_of_your_own() -> None:

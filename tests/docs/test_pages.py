@@ -178,27 +178,6 @@ def test_records_are_packed_and_few() -> None:
     assert size < 1_500_000
 
 
-def test_tables_take_records_of_a_cpu_whose_summary_has_one_or_several_dtypes_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = "docs/results/record.json"
-    (tmp_path / path).parent.mkdir(parents=True)
-    line = {"case": "mlp", "kind": "gelu", "direction": "forward and backward", "threads": 2}
-    rows = [
-        {**line, "dtype": dtype, "size": [size], "ratio": ratio}
-        for dtype, size, ratio in (("float32", 1, 0.5), ("float32", 4, 2), ("bfloat16", 1, 0.25), ("float16", 1, 4))
-    ]
-    summaries = [[{**line, "dtypes": ["float32", "bfloat16"]}], [{**line, "dtype": "float32"}]]
-    for module in (readme, records):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(readme, "CPUS", [("CPU", path)])
-    for summary in summaries:
-        (tmp_path / path).write_text(json.dumps({"threads": 2, "rows": rows, "summary": summary}))
-        assert readme.cpu_table().endswith("| mlp gelu | CPU | 1.00 | - | 0.25 | 4.00 | 2.00 at 4 float32 |\n")
-        assert readme.summary_table().endswith("| mlp gelu | forward and backward |  | 0.63, 2.00, 67% |\n")
-        assert gains.on_cpus("a", ("mlp",), "bfloat16", readme.CPUS).times == [0.25]
-
-
 def test_pages_say_what_compiled_dense_models_gain() -> None:
     times = gains.models("", gains.DENSE, "patched + compiled", "compiled", "").times
     gain = f"{100 - 100 * max(times):.0f} to {100 - 100 * min(times):.0f} %"
@@ -211,39 +190,6 @@ def test_the_picture_of_the_readme_is_that_of_the_records() -> None:
     for machine, paths in readme.MODEL_RECORDS.items():
         assert readme.digest(*paths).encode() in readme.models_picture(machine).read_bytes(), STALE
     assert set(readme.bars()["time"]["epigrad"]) == {row["case"] for row in records.rows(readme.MIXTURES)}
-
-
-def test_models_on_a_gpu_get_lines_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two runs, the second with a variant that failed."""
-
-    def row(model: str, variant: str, seconds: float, **more: object) -> dict[str, object]:
-        return {"model": model, "variant": variant, "size": "1 x 2", "wall": {"median": seconds}, **more}
-
-    runs = [
-        [
-            row("a", "eager", 0.02, busy=0.0123456, peak=5 << 20),
-            row("a", "patched", 0.019, ratio_to_unpatched=0.95),
-            row("a", "patched + compiled", 0.0105, ratio_to_unpatched=1.05),
-        ],
-        [row("b", "eager", 0.5), {"model": "b", "variant": "patched", "size": "1 x 2", "error": "wrong"}],
-    ]
-    paths = [f"docs/results/{name}.json" for name in ("first", "second")]
-    (tmp_path / "docs" / "results").mkdir(parents=True)
-    for path, rows in zip(paths, runs, strict=True):
-        (tmp_path / path).write_text(json.dumps({"capability": [9, 0], "statistic": "median", "rows": rows}))
-    machines = {"GPU": tuple(paths)}
-    for name, value in (("ROOT", tmp_path), ("MODELS", tmp_path / "docs" / "models.md"), ("MODEL_RECORDS", machines)):
-        monkeypatch.setattr(readme, name, value)
-    assert readme.models_table().splitlines() == [
-        "| GPU [1](results/first.json), [2](results/second.json) |  | eager | patched | patched + compiled |",
-        "|---|---|---|---|---|",
-        "| a, 1 x 2 | step, ms | 20.0 | 19.0 | 10.5 |",
-        "|  | GPU busy, ms | 12.3 |  |  |",
-        "|  | peak, MiB | 5.00 |  |  |",
-        "| b, 1 x 2 | step, ms | 500 |  |  |",
-        "",
-        "![Training steps of models, GPU](results/first.png)",
-    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -3,11 +3,9 @@ table of docs/reference/errors.md."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 
 import epigrad
 import pytest
@@ -29,37 +27,6 @@ def test_the_records_add_up_and_name_their_builds() -> None:
         for run in record["runs"]:
             assert re.fullmatch(r"(v[\d.]+(-\d+-g)?)?[0-9a-f]{7,}", run["commit"]), f"{path}: {run['commit']}"
             assert len(run["library"]) == 64, path
-
-
-def run(seed: int, **problems: tuple[int, int]) -> check_record.Row:
-    rows = [{"mode": mode, "problems": many, "failed": failed} for mode, (many, failed) in problems.items()]
-    return {
-        "device": "A CPU",
-        "backend": "engine avx2 on amd64, 2 CPUs",
-        "first_seed": seed,
-        "last_seed": seed,
-        "rows": rows,
-    }
-
-
-def recorded(path: Path, *runs: check_record.Row) -> None:
-    path.write_text(json.dumps({"problems": check_record.totals(list(runs)), "runs": runs}))
-
-
-def test_a_record_that_is_short_says_how_it_goes_on(tmp_path: Path) -> None:
-    assert "No runs" in check_page.written(tmp_path)
-    path = tmp_path / "2026-01-01-cpu-a-cpu-avx2-check.json"
-    recorded(path, run(3, correct=(1000, 1), bad=(5, 0)), run(4, correct=(234, 0)), run(9, race=(7, 0)))
-    text = check_page.written(tmp_path)
-    link = f"[A CPU, engine `avx2`](results/{path.name})"
-    assert f"| {link} | 1,234 | 0 | 5 | 0 | 7 | 1,246 | 1,000,000 | 1 | 3 to 4, 9 |  |\n" in text
-    (command,) = check_page.commands(tmp_path)
-    assert command.startswith("EPIGRAD_CPU_ENGINE=avx2 python -m tests.tools.check_record docs/results --seed 10 ")
-    assert "No run of `--backend cuda` is recorded." in text
-    recorded(path, run(3, correct=(1_000_000, 0)))
-    (tmp_path / "2026-02-02-cpu-a-cpu-avx2-seeds.json").write_text(json.dumps({"problems": 2_000, "failed": 0}))
-    assert "| 1,000,000 | none | 3 | 2,000 |" in check_page.written(tmp_path)
-    assert not check_page.commands(tmp_path)
 
 
 def commands() -> list[str]:

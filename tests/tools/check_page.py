@@ -1,9 +1,6 @@
 """The table of docs/promises.md, from the records of tests/tools/check_record.py.
 
-    python -m tests.tools.check_page
-
-A row is a record: of an engine of the CPU, or of another backend, on one device. For each record
-with fewer problems than wanted, the program prints the command that adds an hour of them.
+A row is a record: of an engine of the CPU, or of another backend, on one device.
 """
 
 from __future__ import annotations
@@ -79,18 +76,6 @@ def cells(path: Path, record: Record) -> list[str]:
     return [link, *numbers, f"{failed:,}" if failed else "none", seeds(record), compiled]
 
 
-def going_on(path: Path, record: Record) -> str:
-    """The command that adds an hour of problems to a record."""
-    name = backend(path)
-    chosen = f"EPIGRAD_CPU_ENGINE={engine(record)} " if name == "cpu" else ""
-    option = "" if name == "cpu" else f" --backend {name}"
-    next_seed = 1 + max(run["last_seed"] for run in record["runs"])
-    return (
-        f"{chosen}python -m tests.tools.check_record docs/results{option} "
-        f"--seed {next_seed} --seconds 720 {' '.join(MODES)}"
-    )
-
-
 def written(folder: Path = RESULTS) -> str:
     """The table."""
     found = records(folder)
@@ -100,13 +85,3 @@ def written(folder: Path = RESULTS) -> str:
     text = table(head, [cells(path, record) for path, record in found.items()])
     missing = [name for name in WANTED if name not in {backend(path) for path in found}]
     return text + "".join(f"\nNo run of `--backend {name}` is recorded.\n" for name in missing)
-
-
-def commands(folder: Path) -> list[str]:
-    """Those that add to records with fewer problems than wanted."""
-    found = records(folder).items()
-    return [going_on(path, record) for path, record in found if sum(counts(record)) < WANTED[backend(path)]]
-
-
-if __name__ == "__main__":
-    print(*commands(RESULTS), sep="\n")

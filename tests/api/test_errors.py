@@ -130,12 +130,6 @@ def routed(kind: str = "swiglu", gate: str = "second", **changes: Tensor) -> Any
 
 INVALID = [
     Case(
-        "linear sizes",
-        lambda out: forward.linear(t(3, 4), t(6, 5), out=out),
-        ("linear", "input|weight", "4", "5"),
-        (poison(3, 6),),
-    ),
-    Case(
         "a result of 2**62 elements",
         lambda: epigrad.lerp(t(1).expand(2**31, 1), t(1).expand(1, 2**31), 0.5),
         ("lerp: out: shape", "64 bits"),
@@ -143,30 +137,12 @@ INVALID = [
     Case("product does not broadcast", lambda: epigrad.gated_product(t(2, 3), t(3)), ("value|gate", r"\[3\]")),
     Case("lerp weight shape", lambda: epigrad.lerp(t(2, 3), t(2, 3), t(5)), ("weight", r"\[5\]")),
     Case(
-        "gated_linear sizes",
-        lambda out: forward.gated_linear(t(2, 3), t(5, 3), t(5, 4), out=out),
-        ("gated_linear", "weight_gate", "4", "3"),
-        (poison(2, 5),),
-    ),
-    Case(
         "gated_linear weights of two shapes",
         lambda out: forward.gated_linear(t(2, 3), t(5, 3), t(6, 3), out=out),
         ("gated_linear", "weight_gate", r"\[6, 3\]", r"\[5, 3\]"),
         (poison(2, 5),),
     ),
     Case("gated_linear 1-D weight", lambda: epigrad.gated_linear(t(3), t(3), t(3)), ("weight_value", r"\[3\]")),
-    Case(
-        "gated_linear bias",
-        lambda out: forward.gated_linear(t(2, 3), t(5, 3), t(5, 3), None, t(4), out=out),
-        ("bias_gate", r"\[4\]", r"\[5\]|\[n\]"),
-        (poison(2, 5),),
-    ),
-    Case(
-        "gated_linear grad_output shape",
-        lambda *out: backward.gated_linear_backward(t(2, 10), t(2, 3), t(5, 3), t(5, 3), out=(*out, None, None)),
-        ("gated_linear_backward", "grad_output", r"\[2, 10\]", r"\[2, 5\]"),
-        (poison(2, 3), poison(5, 3), poison(5, 3)),
-    ),
     Case(
         "gated_linear preactivation shape",
         lambda *out: backward.gated_linear_backward(
@@ -206,17 +182,6 @@ INVALID = [
         )
         for wrong in ([2, 1], [-1, 2], [2, 5], [2], [[1, 2]])
     ),
-    Case(
-        "grouped_linear sizes",
-        lambda out: forward.grouped_linear(t(4, 3), t(2, 5, 2), offsets=torch.tensor([1, 2]), out=out),
-        ("grouped_linear: weight: shape", r"\[2, 5, 2\], want \[E, N, K\] with K = 3"),
-        (poison(4, 5),),
-    ),
-    Case(
-        "grouped_linear bias",
-        lambda: epigrad.grouped_linear(t(4, 3), t(2, 5, 3), t(5), offsets=torch.tensor([1, 2])),
-        ("bias", r"\[5\]", r"want \[E, N\] = \[2, 5\]"),
-    ),
     *(
         Case(f"experts {name}", lambda given=given: routed(**given), ("experts", name))
         for name, given in {
@@ -224,8 +189,6 @@ INVALID = [
             "scale": {"scale": t(4)},
             "weight_in": {"weight_in": t(3, 5, 2)},
             "bias_in": {"bias_in": t(3, 5)},
-            "weight_out": {"weight_out": t(3, 2, 3)},
-            "bias_out": {"bias_out": t(2)},
             "gate": {"gate": "third"},
             "kind": {"kind": "gelu_thanh"},
         }.items()
@@ -243,14 +206,6 @@ INVALID = [
         )
     ),
     Case("experts gate of none", lambda: routed(kind="relu", weight_in=t(3, 2, 2), gate="first"), ("gate", "relu")),
-    Case(
-        "experts_backward grad_output",
-        lambda out: backward.experts_backward(
-            t(4, 3), *routed_tensors().values(), out=(out, None, None, None, None, None)
-        ),
-        ("experts_backward", "grad_output", r"\[4, 3\]", r"\[4, 2\]"),
-        (poison(4, 2),),
-    ),
     Case("gated_mlp odd rows", lambda: epigrad.gated_mlp(t(2, 3), t(5, 3), None, t(3, 2), None), ("weight_in", "5")),
     Case("mlp sizes", lambda: epigrad.mlp(t(2, 3), t(5, 3), None, t(3, 4), None), ("mlp", "weight2", "5")),
     Case(
@@ -294,18 +249,6 @@ INVALID = [
         lambda out: backward.lerp_backward(t(3), t(3), t(3), 0.5, out=(out, out, None)),
         ("grad_start|grad_end",),
         (poison(3),),
-    ),
-    Case(
-        "gated grad_output shape",
-        lambda out: backward.gated_activation_backward(t(3, 4), t(3, 4), out=out),
-        ("grad_output", r"\[3, 4\]", r"\[3, 2\]"),
-        (poison(3, 4),),
-    ),
-    Case(
-        "product grad_output shape",
-        lambda *out: backward.gated_product_backward(t(3), t(3, 4), t(3, 4), out=out),
-        ("grad_output", r"\[3\]", r"\[3, 4\]"),
-        (poison(3, 4), poison(3, 4)),
     ),
     Case("plan negative size", lambda: plan.GemmEpilogue.select(m=-1, n=2, k=2, dtype=torch.float32), ("m", "-1")),
     Case("plan lda", lambda: plan.GemmEpilogue.select(m=2, n=2, k=4, lda=3, dtype=torch.float32), ("lda", "3", "4")),
@@ -476,33 +419,18 @@ def test_misaligned_buffers_are_refused_and_the_error_says_what_to_do() -> None:
     check(call, errors.MisalignedOperandError)
 
 
-def test_sparse_and_nested_tensors_are_refused() -> None:
-    sparse = torch.eye(4).to_sparse()
-    for call in (lambda: epigrad.linear(sparse, t(6, 4)), lambda: epigrad.gated_activation(sparse)):
-        with pytest.raises(errors.EpigradError) as caught:
-            call()
-        assert "input" in str(caught.value)
-        assert "C++" not in str(caught.value) and "frame #" not in str(caught.value)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_nested_tensors_of_both_layouts_are_refused() -> None:
-    parts = [t(2, 4), t(3, 4)]
-    jagged, strided = (torch.nested.nested_tensor(parts, layout=layout) for layout in (torch.jagged, torch.strided))
-    for nested in (jagged, strided):
-        for call in (
-            lambda: epigrad.linear(nested, t(6, 4)),  # noqa: B023 (called at once)
-            lambda: epigrad.matmul_bias_activation(nested, t(4, 6)),  # noqa: B023
-            lambda: epigrad.activation(nested, "gelu"),  # noqa: B023
-            lambda: epigrad.gated_activation(nested),  # noqa: B023
-            lambda: epigrad.gated_product(nested, nested),  # noqa: B023
-            lambda: epigrad.lerp(nested, nested, 0.5),  # noqa: B023
-            lambda: epigrad.lerp(t(2, 4), t(2, 4), nested),  # noqa: B023
-            lambda: epigrad.mlp(nested, t(6, 4), None, t(4, 6), None),  # noqa: B023
-        ):
-            with pytest.raises(
-                errors.UnsupportedError, match=r"(input|a|value|start|weight): .*nested.*want a (plain )?strided"
-            ):
+def test_sparse_and_nested_tensors_are_refused() -> None:
+    layouts = (torch.jagged, torch.strided)
+    jagged, nested = (torch.nested.nested_tensor([t(2, 4), t(3, 4)], layout=layout) for layout in layouts)
+    for word, make in (
+        ("sparse", lambda *shape: t(*shape).to_sparse()),
+        ("nested", lambda *shape: nested),
+        ("nested|subclass", lambda *shape: jagged),
+    ):
+        for label, call in function_calls(make, t):
+            start = label.replace("(", ": ").replace(")", ": ")
+            with pytest.raises(errors.UnsupportedError, match=rf"^{start}.*({word}).*want a (plain )?(strided|torch)"):
                 call()
     assert epigrad.linear(jagged.values(), t(6, 4)).shape == (5, 6)  # what the message says
 
@@ -533,14 +461,16 @@ def test_a_tuning_switch_that_is_off(value: str, tmp_path: Path) -> None:
         run_script(body, EPIGRAD_TUNE="1", XDG_CACHE_HOME=str(tmp_path))
 
 
-def test_every_message_starts_with_the_op() -> None:
-    for label, call in function_calls(lambda *shape: t(*shape[:-1], shape[-1] + 1), t):
+def test_a_wrong_shape_is_told_with_an_operand_of_the_op() -> None:
+    calls = function_calls(lambda *shape: t(*shape[:-1], shape[-1] + 1), t)
+    operands = {label for label, _ in calls}
+    for label, call in calls:
         if label in ("activation(input)", "prelu(input)", "xielu(input)"):
             continue  # whose input may have any shape
-        with pytest.raises(errors.EpigradError) as caught:
+        with pytest.raises(errors.InvalidProblemError) as caught:
             call()
-        op = label[: label.index("(")]
-        assert str(caught.value).startswith(f"{op}: "), f"{label}: {caught.value}"
+        told = re.match(r"(\w+): (\w+): shape \[[\d, ]+\].* (want|broadcast with) ", str(caught.value))
+        assert told and label.startswith(f"{told[1]}(") and f"{told[1]}({told[2]})" in operands, str(caught.value)
 
 
 BACKWARD, GATED, LERP = plan.GemmEpilogueBackward.select, plan.GatedActivation.select, plan.Lerp.select

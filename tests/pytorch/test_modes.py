@@ -4,10 +4,7 @@ subclasses, CUDA graphs."""
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import io
-import pickle
 from typing import Any
 
 import epigrad
@@ -133,31 +130,15 @@ def test_subclasses_are_kept_and_see_the_operator(op: str) -> None:
 
 
 MODULES: dict[str, Any] = {
-    "Linear": lambda: epigrad.nn.Linear(4, 6, activation="silu"),
     "MLP": lambda: epigrad.nn.MLP(4, 8),
     "GatedMLP": lambda: epigrad.nn.GatedMLP(4, 8, "geglu", gate="first"),
 }
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_are_copied_pickled_and_hooked(name: str) -> None:
+def test_hooks_of_layers_inside_of_blocks_run(name: str) -> None:
     module, x = MODULES[name](), torch.randn(3, 4)
     want = module(x)
-    stream = io.BytesIO()
-    torch.save(module, stream)
-    stream.seek(0)
-    for other in (
-        copy.deepcopy(module),
-        pickle.loads(pickle.dumps(module)),
-        torch.load(stream, weights_only=False),
-    ):
-        assert_same_bits(other(x).detach(), want.detach())
-    if name == "Linear":
-        plain = nn.Linear(4, 6)
-        plain.load_state_dict(module.state_dict())
-        module.load_state_dict(plain.state_dict())
-        return
-    # A hook of a layer inside of a block runs, and may change what the layer gives.
     seen: list[tuple[int, ...]] = []
     handle = module.up.register_forward_hook(lambda layer, inputs, output: seen.append(tuple(output.shape)))
     torch.testing.assert_close(module(x), want)

@@ -11,7 +11,8 @@ import (
 
 // Header holds the fields that all problems have.
 type Header struct {
-	// Op is the operation's name, Kind the activation or gated kind ("" for lerp).
+	// Op is the name of an operation, or of a part of one; Kind the activation or gated kind, ""
+	// without one.
 	Op, Kind string
 	// Formula computes the kind, of a gated kind its gate (go/activation). Its numbers are
 	// Run.Parameters.
@@ -142,7 +143,9 @@ type HiddenBackward struct {
 //	out   = value act(gate)
 //
 // Input is [rows..., k], the weights are [h, k], the biases [h], Out, Value and Gate [rows..., h].
-// Weights, biases and preactivations may be halves of one tensor each.
+// Weights, biases and preactivations may be halves of one tensor each. Both is then the product of
+// the whole tensors, with the preactivation as its output if that is wanted, and Halves gives the
+// values and the gates of what has 2h columns.
 // Biases, Out, and Value with Gate may be nil; the preactivations are rounded once, where they are
 // stored.
 //
@@ -152,6 +155,8 @@ type GatedLinear struct {
 	Input, WeightValue, BiasValue *tensor.View
 	WeightGate, BiasGate          *tensor.View
 	Out, Value, Gate              *tensor.View
+	Both                          *GemmEpilogue
+	Halves                        func(v *tensor.View) (value, gate *tensor.View)
 }
 
 // GatedHiddenBackward is the backward of a layer's input that was value act(gate):

@@ -110,6 +110,8 @@ func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []
 	first.WeightValue, first.WeightGate = halves(weight1, 0, c.Gate)
 	first.BiasValue, first.BiasGate = columnHalves(bias1, c.Gate)
 	first.Value, first.Gate = columnHalves(pre, c.Gate)
+	first.Both = layer(h.Plain("linear"), input, weight1, bias1, pre, nil)
+	first.Halves = func(v *tensor.View) (value, gate *tensor.View) { return columnHalves(v, c.Gate) }
 	return []backend.Problem{first, second}
 }
 
@@ -189,7 +191,7 @@ func pass(h backend.Header, op string) backend.Header {
 }
 
 // layer is the problem of out = act(input weightᵀ + bias).
-func layer(h backend.Header, input, weight, bias, out, pre *tensor.View) backend.Problem {
+func layer(h backend.Header, input, weight, bias, out, pre *tensor.View) *backend.GemmEpilogue {
 	return &backend.GemmEpilogue{Header: h, A: rows(input), B: tensor.Exchanged(weight, 0, 1), Bias: bias, Out: rows(out), Preactivation: rows(pre)}
 }
 

@@ -3,6 +3,8 @@
 package cuda
 
 import (
+	"slices"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
@@ -195,10 +197,10 @@ func (b *builder) inPasses(p backend.Problem, lent *tensor.View) {
 	}
 }
 
-// lending makes regions, the first of which is a tensor where that is not nil.
+// lending makes regions, the first of which is a tensor where that is not nil, and of its shape.
 func (b *builder) lending(lent *tensor.View) lower.Region {
 	return func(dt dtype.DType, shape ...int64) *tensor.View {
-		if first := lent; first != nil {
+		if first := lent; first != nil && slices.Equal(first.Shape, shape) {
 			lent = nil
 			return first
 		}

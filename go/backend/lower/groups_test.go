@@ -198,6 +198,16 @@ func TestParts(t *testing.T) {
 			[]*tensor.View{out},
 			2, 3, 0,
 		},
+		"one whose weights are halves of one": {
+			&backend.GatedLinear{
+				Header: alone, Input: grad, WeightValue: up, WeightGate: up, Out: out,
+				Both:   &backend.GemmEpilogue{Header: alone, A: grad, B: up},
+				Halves: func(v *tensor.View) (value, gate *tensor.View) { return v, v },
+			},
+			[]*tensor.View{grad, up},
+			[]*tensor.View{out},
+			1, 2, 0,
+		},
 		"its preactivations": {
 			&backend.GatedLinear{Header: alone, Input: grad, WeightValue: up, WeightGate: up, Value: out, Gate: hidden},
 			[]*tensor.View{grad, up},

@@ -1,6 +1,8 @@
 package lower
 
 import (
+	"slices"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -29,15 +31,29 @@ func Parts(p backend.Problem, region Region) []backend.Problem {
 	return nil
 }
 
-// gatedLinear asks for the regions of values and gates, in this order, where they are not wanted.
-func gatedLinear(p *backend.GatedLinear, region Region) []backend.Problem {
+// gatedLinear is one product where values and gates are halves of one weight, else two. Where they
+// are not wanted, it asks for the region of the preactivation, or for those of values and gates, in
+// this order.
+func gatedLinear(p *backend.GatedLinear, region Region) (parts []backend.Problem) {
 	value, gate := p.Value, p.Gate
-	if value == nil {
-		value, gate = region(p.DType, p.Out.Shape...), region(p.DType, p.Out.Shape...)
-	}
-	parts := []backend.Problem{
-		&backend.GemmEpilogue{Header: p.Header.Plain("linear"), A: p.Input, B: tensor.Exchanged(p.WeightValue, 0, 1), Bias: p.BiasValue, Out: value},
-		&backend.GemmEpilogue{Header: p.Header.Plain("linear"), A: p.Input, B: tensor.Exchanged(p.WeightGate, 0, 1), Bias: p.BiasGate, Out: gate},
+	if p.Both != nil {
+		both := *p.Both
+		if value == nil {
+			shape := slices.Clone(p.Out.Shape)
+			shape[len(shape)-1] *= 2
+			pre := region(p.DType, shape...)
+			value, gate = p.Halves(pre)
+			both.Out = tensor.Aligned(pre, both.A.Rank())
+		}
+		parts = append(parts, &both)
+	} else {
+		if value == nil {
+			value, gate = region(p.DType, p.Out.Shape...), region(p.DType, p.Out.Shape...)
+		}
+		h := p.Header.Plain("linear")
+		parts = append(parts,
+			&backend.GemmEpilogue{Header: h, A: p.Input, B: tensor.Exchanged(p.WeightValue, 0, 1), Bias: p.BiasValue, Out: value},
+			&backend.GemmEpilogue{Header: h, A: p.Input, B: tensor.Exchanged(p.WeightGate, 0, 1), Bias: p.BiasGate, Out: gate})
 	}
 	if p.Out != nil {
 		parts = append(parts, &backend.Gated{Header: p.Header.As("gated_product"), Value: value, Gate: gate, Out: p.Out})

@@ -70,7 +70,7 @@ type Run struct {
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool
 	// Parameters are the numbers of the problem's formula (go/activation); or lerp's weight, where
-	// no tensor gives it.
+	// no tensor gives it; or xielu's beta.
 	Parameters [activation.MostParameters]float64
 }
 

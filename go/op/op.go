@@ -20,7 +20,7 @@ import (
 )
 
 // Gate is where the gates are: along the dimension of a gated activation's input that it splits, or
-// among the rows of gated_mlp's weight_in.
+// among the rows of weight_in of gated_mlp and experts.
 type Gate int
 
 // The places. The values are those of epigrad.h.
@@ -54,11 +54,11 @@ type Call struct {
 	// Kind is the activation or the gated kind; "" is the activation "none".
 	Kind string
 	// Parameters are the kind's, in the order of its row in go/activation; empty for the defaults.
-	// Of lerp it is the weight, where no tensor gives it.
+	// Of lerp it is the weight, where no tensor gives it, and of xielu beta.
 	Parameters []float64
 	// Dim is the dimension that a gated activation splits; it may count from the end.
 	Dim int
-	// Gate is where the gates are, of gated_activation and gated_mlp.
+	// Gate is where the gates are, of gated_activation, gated_mlp and experts.
 	Gate Gate
 	// Accumulate adds into the weight and bias gradients in place of overwriting them.
 	Accumulate bool

@@ -222,6 +222,8 @@ type PointwiseBackward struct {
 	Header
 	GradOutput        *tensor.View
 	Inputs, Gradients []*tensor.View
+	// Uses tells for each gradient of which inputs it is a function, beside GradOutput.
+	Uses [][]int
 }
 
 // Passes are the gradients by what computes them: those of grad_output's own shape, and a list for
@@ -255,20 +257,12 @@ func (p *PointwiseBackward) UsedBy(lists ...[]*tensor.View) []*tensor.View {
 			if gradient == nil {
 				continue
 			}
-			for _, input := range gradientsUse[p.Formula][i] {
+			for _, input := range p.Uses[i] {
 				used[input] = p.Inputs[input]
 			}
 		}
 	}
 	return used
-}
-
-// gradientsUse tells for each gradient of a formula of which inputs it is a function, beside
-// GradOutput.
-var gradientsUse = map[string][][]int{
-	"lerp":  {{2}, {2}, {0, 1}},
-	"prelu": {{0, 1}, {0}},
-	"xielu": {{0, 1, 2}, {0, 1}, {0, 2}},
 }
 
 // Views lists a problem's views; absent ones are left out.

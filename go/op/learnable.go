@@ -23,34 +23,37 @@ import (
 //	grad_alpha_n = grad_output s(alpha_n) (0 if input > 0 else exp(input) - 1 - input), summed
 //
 // where alpha_p and alpha_n have one element each, and s is the logistic function.
-var (
-	preluSpelling = learnable{
+var learnables = []learnable{
+	{
 		signature: Signature{"prelu", arguments("input [...]", "weight ~[1]"), arguments("out [...]")},
-		formula:   "prelu", names: []string{"weight"}, channels: true,
-	}
-	xieluSpelling = learnable{
+		names:     []string{"weight"}, channels: true, uses: [][]int{{0, 1}, {0}},
+	},
+	{
 		signature: Signature{"xielu", arguments("input [...]", "alpha_p ~[1]", "alpha_n ~[1]"), arguments("out [...]")},
-		formula:   "xielu", names: []string{"alpha_p", "alpha_n"}, parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
-	}
-
-	prelu, xielu  = preluSpelling.forward(), xieluSpelling.forward()
-	preluBackward = prelu.backward(operation{problem: preluSpelling.gradients})
-	xieluBackward = xielu.backward(operation{problem: xieluSpelling.gradients})
-)
+		names:     []string{"alpha_p", "alpha_n"}, uses: [][]int{{0, 1, 2}, {0, 1}, {0, 2}},
+		parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
+	},
+}
 
 // learnable is an activation of an input and of small tensors that broadcast to it.
 type learnable struct {
-	signature  Signature
-	formula    string
-	names      []string // of the small tensors
-	channels   bool     // one may have an element for each index of the second dimension
+	signature  Signature // whose name is the formula's
+	names      []string  // of the small tensors
+	channels   bool      // one may have an element for each index of the second dimension
+	uses       [][]int   // the inputs that each gradient is a function of, beside grad_output
 	parameters []activation.Parameter
+}
+
+// operations are the forward and the backward.
+func (l learnable) operations() []operation {
+	forward := l.forward()
+	return []operation{forward, forward.backward(operation{problem: l.gradients})}
 }
 
 func (l learnable) forward() operation {
 	return operation{
 		Signature: l.signature,
-		formula:   l.formula, parameters: l.parameters,
+		formula:   l.signature.Name, parameters: l.parameters,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			return [][]int64{inputs[0].Shape}, l.check(c.Op, inputs[0], inputs[1:])
 		},
@@ -62,7 +65,9 @@ func (l learnable) forward() operation {
 
 func (l learnable) gradients(c *Call, h backend.Header) backend.Problem {
 	input := c.input(1)
-	p := &backend.PointwiseBackward{Header: h, GradOutput: c.input(0), Inputs: l.inputs(input, c.Inputs[2:]), Gradients: []*tensor.View{c.output(0)}}
+	p := &backend.PointwiseBackward{
+		Header: h, GradOutput: c.input(0), Inputs: l.inputs(input, c.Inputs[2:]), Gradients: []*tensor.View{c.output(0)}, Uses: l.uses,
+	}
 	for i := range l.names {
 		p.Gradients = append(p.Gradients, beside(input, c.output(1+i)))
 	}

@@ -45,7 +45,9 @@ var (
 		shapes:  lerpBackwardShapes,
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			g := c.input(0)
-			p := &backend.PointwiseBackward{Header: h, GradOutput: g, Inputs: []*tensor.View{nil, nil, expanded(c.input(3), g.Shape)}}
+			p := &backend.PointwiseBackward{
+				Header: h, GradOutput: g, Inputs: []*tensor.View{nil, nil, expanded(c.input(3), g.Shape)}, Uses: [][]int{{2}, {2}, {0, 1}},
+			}
 			for i := range 3 {
 				p.Gradients = append(p.Gradients, tensor.Aligned(c.output(i), g.Rank()))
 			}

@@ -112,12 +112,19 @@ type operation struct {
 	problems func(c *Call, h backend.Header, w *region) []backend.Problem
 }
 
-var operations = []operation{
+var operations = slices.Concat([]operation{
 	matmul, matmulBackward, linear, linearBackward, activationForward, activationBackward,
 	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
-	prelu, preluBackward, xielu, xieluBackward,
+}, learnableOperations(), []operation{
 	gatedLinear, gatedLinearBackward, mlp, mlpBackward, gatedMLP, gatedMLPBackward,
 	groupedLinear, groupedLinearBackward, experts, expertsBackward,
+})
+
+func learnableOperations() (all []operation) {
+	for _, l := range learnables {
+		all = append(all, l.operations()...)
+	}
+	return all
 }
 
 // Signatures lists every operation.

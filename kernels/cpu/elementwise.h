@@ -168,9 +168,10 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #define ENTRY(name) {QUOTE(JOIN(name, DTYPE)), JOIN(name, DTYPE)},
 #define ACTIVATION_ENTRIES(act) ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act)
 #define GATED_ENTRIES(act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
+#define WITH_BACKWARD(name) ENTRY(name) ENTRY(name##_backward)
 #define FROM_OUTPUT_ENTRY(act) ENTRY(from_output_##act)
     EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) EPG_FOR_EACH_LIMITED_GATE(GATED_ENTRIES)
-        GATED_ENTRIES(situ) ENTRY(add) ENTRY(prelu) ENTRY(prelu_backward) ENTRY(xielu) ENTRY(xielu_backward) ENTRY(lerp) ENTRY(lerp_backward)};
+        GATED_ENTRIES(situ) EPG_FOR_EACH_LEARNABLE(WITH_BACKWARD) WITH_BACKWARD(lerp) ENTRY(add)};
 
 #undef ARITHMETIC
 #undef DTYPE

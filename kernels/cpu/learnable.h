@@ -13,6 +13,8 @@
 // alpha_p and alpha_n have one value for all elements; beta is the parameter. Operands that only
 // unwanted gradients need are absent.
 
+#define EPG_FOR_EACH_LEARNABLE(of) of(prelu) of(xielu)
+
 KERNEL(prelu) {
   FOR_EACH_GROUP {
     V(v) x = LOAD(0);

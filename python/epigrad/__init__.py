@@ -27,25 +27,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from epigrad import backward, errors, forward, integrations, nn, plan, webgpu
+from epigrad import backward, errors, forward, functional, integrations, nn, plan, webgpu
 from epigrad._autograd.main_grad import accumulate_main_grad
 from epigrad._core.invariance import batch_invariant
 from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
-from epigrad.functional import (
-    activation,
-    experts,
-    gated_activation,
-    gated_linear,
-    gated_mlp,
-    gated_product,
-    grouped_linear,
-    lerp,
-    linear,
-    matmul_bias_activation,
-    mlp,
-    prelu,
-    xielu,
-)
+from epigrad.functional import *  # noqa: F403
 from epigrad.kinds import Activation, Gated
 
 __all__ = [
@@ -53,30 +39,18 @@ __all__ = [
     "BackendInfo",
     "Gated",
     "accumulate_main_grad",
-    "activation",
     "backends",
     "backward",
     "batch_invariant",
     "errors",
-    "experts",
     "forward",
-    "gated_activation",
-    "gated_linear",
-    "gated_mlp",
-    "gated_product",
-    "grouped_linear",
     "integrations",
-    "lerp",
-    "linear",
-    "matmul_bias_activation",
-    "mlp",
     "nn",
     "plan",
-    "prelu",
     "tuning",
     "use_backend",
     "webgpu",
-    "xielu",
+    *functional.__all__,
 ]
 
 if TYPE_CHECKING:

@@ -117,7 +117,7 @@ func TestSumsOverAnyDimensions(t *testing.T) {
 			weight := arrayOf(random, dt, 3, shape, once)
 			p := &backend.PointwiseBackward{
 				Header: backend.Header{Op: "lerp_backward", Formula: "lerp", DType: dt}, GradOutput: &grad.view,
-				Inputs: make([]*tensor.View, 3), Gradients: []*tensor.View{&gradStart.view, nil, nil},
+				Inputs: make([]*tensor.View, 3), Gradients: []*tensor.View{&gradStart.view, nil, nil}, Uses: [][]int{{2}, {2}, {0, 1}},
 			}
 			start, end := arrayOf(random, dt, 4, shape, nil), arrayOf(random, dt, 5, shape, once)
 			gradWeight := arrayOf(random, dt, 6, sums, nil)

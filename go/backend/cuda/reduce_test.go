@@ -265,6 +265,7 @@ func testLerpBackward(t *testing.T, dt dtype.DType, shape []int64, order []int, 
 	gradients := []*tensor.View{c.operand(shape, order...), c.operand(small), c.operand(small)}
 	p := &backend.PointwiseBackward{
 		Header: backend.Header{Op: "lerp_backward", Formula: "lerp", DType: dt}, GradOutput: g, Inputs: []*tensor.View{start, end, weight}, Gradients: gradients,
+		Uses: usesOfLerp,
 	}
 	gs, ss, es, ws := c.values(g), c.values(start), c.values(end), c.values(weight)
 	gradStart, gradEnd, gradWeight := make([]float64, len(gs)), make([]float64, len(gs)), make([]float64, len(gs))
@@ -293,11 +294,14 @@ func testLerpBackward(t *testing.T, dt dtype.DType, shape []int64, order []int, 
 	c.near(sum, c.values(gradients[1]), size, 4*c.roundoff(), "grad_end of a number")
 }
 
+// usesOfLerp are the inputs that each of its gradients is a function of.
+var usesOfLerp = [][]int{{2}, {2}, {0, 1}}
+
 // gradEndOf is lerp's grad_end alone, by a number.
 func gradEndOf(dt dtype.DType, gradOutput, gradEnd *tensor.View) *backend.PointwiseBackward {
 	return &backend.PointwiseBackward{
 		Header: backend.Header{Op: "lerp_backward", Formula: "lerp", DType: dt}, GradOutput: gradOutput,
-		Inputs: make([]*tensor.View, 3), Gradients: []*tensor.View{nil, gradEnd, nil},
+		Inputs: make([]*tensor.View, 3), Gradients: []*tensor.View{nil, gradEnd, nil}, Uses: usesOfLerp,
 	}
 }
 

@@ -295,8 +295,11 @@ def _lerp_backward(
 
 
 LERP = Learnable(_lerp, _lerp_backward, _lerp, by_channel=False)
-PRELU = Learnable(_prelu, _prelu_backward, functional.prelu)
-XIELU = Learnable(_xielu, _xielu_backward, _xielu_composed)
+LEARNABLE = {
+    "prelu": Learnable(_prelu, _prelu_backward, functional.prelu),
+    "xielu": Learnable(_xielu, _xielu_backward, _xielu_composed),
+}
+"""Activations whose parameters are tensors, by the names of their operations."""
 
 
 def computed(tensor: Tensor) -> Tensor:

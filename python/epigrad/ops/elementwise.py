@@ -149,7 +149,6 @@ RULES = {
         batched=_lerp_batched,
         shapes=_broadcast,
     ),
-    "prelu": _with_parameters("prelu", formulas.PRELU),
-    "xielu": _with_parameters("xielu", formulas.XIELU),
+    **{name: _with_parameters(name, row) for name, row in formulas.LEARNABLE.items()},
 }
 """The rules of each operation, by its name."""

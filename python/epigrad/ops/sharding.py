@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from epigrad._autograd import formulas
 from epigrad._core.tables import OPS
 from epigrad.ops import OPERATORS
 from epigrad.ops.operator import Operator
@@ -147,8 +149,8 @@ def _place_in(tensor: Any, dim: int, rank: int) -> Any:
     return Replicate() if own < 0 or tensor.shape[own] == 1 else Shard(own)
 
 
-def _learnable(given: Given, *names: str) -> list[Way]:
-    """prelu's weight may have an element for each channel."""
+def _learnable(names: Sequence[str], given: Given) -> list[Way]:
+    """An input, and parameters, which may have an element for each channel."""
     ways: list[Way] = []
     for way in (Replicate(), *map(Shard, range(given["input"].ndim))):
         of_channels = [way == Shard(1) and math.prod(given[name].shape) > 1 for name in names]
@@ -163,8 +165,7 @@ _WAYS: dict[str, Callable[[Given], list[Way]]] = {
     "gated_activation": _gated_activation,
     "gated_product": lambda given: _everywhere(given, "value", "gate"),
     "lerp": _lerp,
-    "prelu": lambda given: _learnable(given, "weight"),
-    "xielu": lambda given: _learnable(given, "alpha_p", "alpha_n"),
+    **{name: partial(_learnable, OPS[name].tensors[1:]) for name in formulas.LEARNABLE},
     "gated_linear": _gated_linear,
     "mlp": _mlp,
     "gated_mlp": _gated_mlp,

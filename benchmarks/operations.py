@@ -124,7 +124,7 @@ def gated(kind: str, gate: str = "second") -> Pair:
 
 def learnable(name: str) -> Pair:
     """prelu or xielu, whose parameters are tensors."""
-    return getattr(functional, name), getattr(formulas, name.upper()).composed
+    return getattr(functional, name), formulas.LEARNABLE[name].composed
 
 
 def gated_product(kind: str) -> Pair:

@@ -265,7 +265,7 @@ typedef struct {
   char *at[EPG_OPERANDS];
 } position;
 
-INLINE void go_to(position *p, const epg_loops *l, int64_t linear, char *const *base) {
+INLINE void go_to(position *p, const epg_loops *l, int64_t linear, char *const base[static EPG_OPERANDS]) {
   memcpy(p->at, base, sizeof p->at);
   for (int64_t d = l->rank - 1; d >= 0; d--) {
     p->index[d] = linear % l->shape[d];

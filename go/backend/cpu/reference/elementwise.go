@@ -84,48 +84,66 @@ func all(inputs ...*tensor.View) func([]*tensor.View) []*tensor.View {
 
 func newActivation(p *backend.Activation) (backend.Kernel, error) {
 	activation, err := formulaOf(p.Formula)
+	if err != nil {
+		return nil, err
+	}
 	return forward(p, func(parameters []float64) formula {
 		act := activation(parameters)
 		return func(out, in [][]float64) { act.Values(out[0], in[0]) }
-	}, p.Out, p.Input), err
+	}, p.Out, p.Input), nil
 }
 
 func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error) {
 	activation, err := formulaOf(p.Formula)
+	if err != nil {
+		return nil, err
+	}
 	return backward(p, func(parameters []float64) formula {
 		act := activation(parameters)
 		return func(out, in [][]float64) {
 			act.Gradients(out[0], in[0], in[1])
 			act.Values(out[1], in[1])
 		}
-	}, []*tensor.View{p.GradInput, p.Out}, []*tensor.View{p.GradBias, nil}, all(p.GradOutput, p.Input)), err
+	}, []*tensor.View{p.GradInput, p.Out}, []*tensor.View{p.GradBias, nil}, all(p.GradOutput, p.Input)), nil
 }
 
 func newGated(p *backend.Gated) (backend.Kernel, error) {
 	gate, err := gatedFormulaOf(p.Formula)
+	if err != nil {
+		return nil, err
+	}
 	return forward(p, func(parameters []float64) formula {
 		gated := gate(parameters)
 		return func(out, in [][]float64) { gated.Values(out[0], in[0], in[1]) }
-	}, p.Out, p.Value, p.Gate), err
+	}, p.Out, p.Value, p.Gate), nil
 }
 
 func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 	gate, err := gatedFormulaOf(p.Formula)
+	if err != nil {
+		return nil, err
+	}
 	return backward(p, func(parameters []float64) formula {
 		gated := gate(parameters)
 		return func(out, in [][]float64) { gated.Gradients(out[0], out[1], in[0], in[1], in[2]) }
-	}, []*tensor.View{p.GradValue, p.GradGate}, []*tensor.View{p.GradBiasValue, p.GradBiasGate}, all(p.GradOutput, p.Value, p.Gate)), err
+	}, []*tensor.View{p.GradValue, p.GradGate}, []*tensor.View{p.GradBiasValue, p.GradBiasGate}, all(p.GradOutput, p.Value, p.Gate)), nil
 }
 
 func newPointwise(p *backend.Pointwise) (backend.Kernel, error) {
 	named, err := pointwiseOf(p.Formula)
+	if err != nil {
+		return nil, err
+	}
 	return forward(p, func(parameters []float64) formula {
 		return func(out, in [][]float64) { named.Value(out[0], in, parameters[0]) }
-	}, p.Out, p.Inputs...), err
+	}, p.Out, p.Inputs...), nil
 }
 
 func newPointwiseBackward(p *backend.PointwiseBackward) (backend.Kernel, error) {
 	named, err := pointwiseOf(p.Formula)
+	if err != nil {
+		return nil, err
+	}
 	whole, groups := p.Passes()
 	sums := make([]*tensor.View, len(whole))
 	for _, group := range groups {
@@ -139,7 +157,7 @@ func newPointwiseBackward(p *backend.PointwiseBackward) (backend.Kernel, error) 
 		return func(out, in [][]float64) { named.Gradients(out, in[0], in[1:], parameters[0]) }
 	}, whole, sums, func(outputs []*tensor.View) []*tensor.View {
 		return append([]*tensor.View{p.GradOutput}, p.UsedBy(outputs)...)
-	}), err
+	}), nil
 }
 
 func pointwiseOf(name string) (portable.Pointwise, error) {

@@ -265,7 +265,8 @@ func (p *PointwiseBackward) UsedBy(lists ...[]*tensor.View) []*tensor.View {
 	return used
 }
 
-// Views lists a problem's views; absent ones are left out.
+// Views lists a problem's views in the order of its fields, and the ends of its groups last. Absent
+// ones are left out. Both of a GatedLinear has none of its own.
 func Views(p Problem) []*tensor.View {
 	var all []*tensor.View
 	problem := reflect.ValueOf(p).Elem()

@@ -55,7 +55,7 @@ EXCEPTIONS = {
     "python/tools/stateless.py": 1,
 }
 """How many lines of other files have such a name; some mean an activation or a command of the same
-name. The numbers may fall, and may not grow."""
+name. The numbers may fall, and may not grow: who lowers one writes it here."""
 
 
 def spelled() -> Counter[str]:

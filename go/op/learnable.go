@@ -25,12 +25,12 @@ import (
 // where alpha_p and alpha_n have one element each, and s is the logistic function.
 var learnables = []learnable{
 	{
-		signature: Signature{"prelu", arguments("input [...]", "weight ~[1]"), arguments("out [...]")},
-		names:     []string{"weight"}, channels: true, uses: [][]int{{0, 1}, {0}},
+		signature: Signature{"prelu", arguments("input [...]", "weight ~[1|C]"), arguments("out [...]")},
+		uses:      [][]int{{0, 1}, {0}},
 	},
 	{
 		signature: Signature{"xielu", arguments("input [...]", "alpha_p ~[1]", "alpha_n ~[1]"), arguments("out [...]")},
-		names:     []string{"alpha_p", "alpha_n"}, uses: [][]int{{0, 1, 2}, {0, 1}, {0, 2}},
+		uses:       [][]int{{0, 1, 2}, {0, 1}, {0, 2}},
 		parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
 	},
 }
@@ -38,8 +38,6 @@ var learnables = []learnable{
 // learnable is an activation of an input and of small tensors that broadcast to it.
 type learnable struct {
 	signature  Signature // whose name is the formula's
-	names      []string  // of the small tensors
-	channels   bool      // one may have an element for each index of the second dimension
 	uses       [][]int   // the inputs that each gradient is a function of, beside grad_output
 	parameters []activation.Parameter
 }
@@ -68,7 +66,7 @@ func (l learnable) gradients(c *Call, h backend.Header) backend.Problem {
 	p := &backend.PointwiseBackward{
 		Header: h, GradOutput: c.input(0), Inputs: l.inputs(input, c.Inputs[2:]), Gradients: []*tensor.View{c.output(0)}, Uses: l.uses,
 	}
-	for i := range l.names {
+	for i := range l.signature.Inputs[1:] {
 		p.Gradients = append(p.Gradients, beside(input, c.output(1+i)))
 	}
 	return p
@@ -77,18 +75,18 @@ func (l learnable) gradients(c *Call, h backend.Header) backend.Problem {
 // check asks for small tensors that fit the input.
 func (l learnable) check(op string, input *tensor.View, small []*tensor.View) error {
 	for i, v := range small {
-		channels := int64(1)
+		a, channels := l.signature.Inputs[1+i], int64(1)
 		if input.Rank() > 1 {
 			channels = input.Shape[1]
 		}
 		switch {
 		case v.Rank() <= 1 && v.Numel() == 1:
-		case !l.channels:
-			return check.Invalid(op, l.names[i], "shape %s, want one element, as [] or [1]", check.Sizes(v.Shape))
+		case !a.Channels:
+			return check.Invalid(op, a.Name, "shape %s, want one element, as [] or [1]", check.Sizes(v.Shape))
 		case input.Rank() < 2:
-			return check.Invalid(op, l.names[i], "shape %s, want one element, since the input has no second dimension", check.Sizes(v.Shape))
+			return check.Invalid(op, a.Name, "shape %s, want one element, since the input has no second dimension", check.Sizes(v.Shape))
 		case v.Rank() != 1 || v.Numel() != channels:
-			return check.Invalid(op, l.names[i], "shape %s, want [1], or [%d] as the input's second dimension", check.Sizes(v.Shape), channels)
+			return check.Invalid(op, a.Name, "shape %s, want [1], or [%d] as the input's second dimension", check.Sizes(v.Shape), channels)
 		}
 	}
 	return nil

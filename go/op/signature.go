@@ -19,7 +19,10 @@ type Argument struct {
 	// rule says more than symbols can.
 	Shape string
 	// Example is the shape in an example, where Shape is "".
-	Example  string
+	Example string
+	// Channels tells that it has one element, or one for each index of the first input's second
+	// dimension.
+	Channels bool
 	Optional bool
 	// Default tells that PyTorch's operator has the default None for it.
 	Default bool
@@ -57,8 +60,9 @@ const (
 // String is a word for it in the table that Python reads.
 func (k Keeps) String() string { return [...]string{"", "slope", "output", "hidden"}[k] }
 
-// arguments reads a signature's arguments, each a name and a shape, or "~" and that of an example.
-// A "?" after the name makes it optional, and "= None" at the end gives it a default.
+// arguments reads a signature's arguments, each a name and a shape, or "~" and that of an example,
+// in which "1|C" is one element or one for each channel. A "?" after the name makes it optional,
+// and "= None" at the end gives it a default.
 func arguments(texts ...string) []Argument {
 	list := make([]Argument, len(texts))
 	for i, text := range texts {
@@ -67,7 +71,8 @@ func arguments(texts ...string) []Argument {
 		bare, optional := strings.CutSuffix(name, "?")
 		list[i] = Argument{Name: bare, Optional: optional, Default: byDefault}
 		if example, is := strings.CutPrefix(shape, "~"); is {
-			list[i].Example = example
+			list[i].Example = strings.Replace(example, "|C", "", 1)
+			list[i].Channels = list[i].Example != example
 		} else {
 			list[i].Shape = shape
 		}

@@ -39,7 +39,7 @@ func main() {
 func tables() row {
 	var dtypes, statuses, ops []row
 	for _, d := range dtype.All() {
-		dtypes = append(dtypes, row{"name": d.String(), "short": d.Short(), "size": d.Size(), "accumulator": d.Accumulator().String()})
+		dtypes = append(dtypes, row{"name": d.String(), "short": d.Short(), "size": d.Size(), "accumulator": d.Accumulator().String(), "half": d.IsHalf()})
 	}
 	for _, c := range status.Codes() {
 		statuses = append(statuses, row{"code": int(c), "class": c.Class()})
@@ -60,7 +60,7 @@ func tables() row {
 func arguments(args []op.Argument) []row {
 	list := make([]row, len(args))
 	for i, a := range args {
-		list[i] = row{"name": a.Name, "shape": a.Shape, "example": a.Example, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept}
+		list[i] = row{"name": a.Name, "shape": a.Shape, "example": a.Example, "channels": a.Channels, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept}
 	}
 	return list
 }

@@ -354,7 +354,8 @@ Gated.__doc__ = f"{Gated.__doc__}\n    Kinds:\n{_listed(GATED_KINDS)}\n    Prese
 _BY_NAME = {name: Activation(name) for name in (*ACTIVATIONS, *_ALIASES)} | {None: Activation(None)}
 _GATED_BY_NAME = {name: Gated(name) for name in (*GATED_KINDS, *PRESETS)}
 _NAMES = {"activation": tuple(ACTIVATIONS), "kind": tuple(_GATED_BY_NAME)}
-_LEARNED = {"prelu": ("prelu", "PReLU"), "xielu": ("xielu", "XIELU")}
+LEARNED = {"prelu": "PReLU", "xielu": "XIELU"}
+"""Activations with weights, by their functions, and the classes of epigrad.nn."""
 _ACCEPTED = {"activation": (*ACTIVATIONS, *_ALIASES), "kind": tuple(_GATED_BY_NAME)}
 
 
@@ -421,9 +422,8 @@ def unknown_name(op: str, argument: str, given: object) -> errors.InvalidProblem
 
 def _hint(argument: str, given: str) -> str | None:
     """What a name is that is no name of an activation or of a kind, or which one is near."""
-    if given in _LEARNED:
-        function, module = _LEARNED[given]
-        return f"{given!r} has weights: epigrad.{function} or epigrad.nn.{module}"
+    if given in LEARNED:
+        return f"{given!r} has weights: epigrad.{given} or epigrad.nn.{LEARNED[given]}"
     for other, what in (("activation", "an activation"), ("kind", "a gated kind")):
         if other != argument and given in _ACCEPTED[other]:
             return f"{given!r} is {what}"
@@ -442,7 +442,7 @@ def _hint_at_callable(given: object) -> str | None:
     if not callable(given):
         return None
     name = getattr(given, "__name__", cls.__name__).lower()
-    return _hint("activation", next((each for each in _LEARNED if name.startswith(each)), name))
+    return _hint("activation", next((each for each in LEARNED if name.startswith(each)), name))
 
 
 @constant_to_dynamo  # which PyTorch 2.11 cannot trace

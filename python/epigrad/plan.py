@@ -619,9 +619,8 @@ def _matrix(op: str, argument: str, shape: tuple[int, ...], ld_name: str, ld: in
 
 
 def _require_dtype(op: str, dtype: object) -> torch.dtype:
-    names = [row["name"] for row in DTYPES]
-    if not isinstance(dtype, torch.dtype) or str(dtype).removeprefix("torch.") not in names:
-        raise errors.DTypeError(f"{op}: dtype: got {dtype!r}, want a torch.dtype out of {', '.join(names)}")
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES.values():
+        raise errors.DTypeError(f"{op}: dtype: got {dtype!r}, want a torch.dtype out of {', '.join(DTYPES)}")
     return dtype
 
 

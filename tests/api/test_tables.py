@@ -111,6 +111,7 @@ def test_the_oracle_shares_nothing_with_the_implementation() -> None:
 def test_dtypes_are_torchs(tables: dict[str, Any]) -> None:
     for row in tables["dtypes"]:
         assert getattr(torch, row["name"]).itemsize == row["size"]
+        assert row["half"] == tables_module.is_half(getattr(torch, row["name"])) == (row["size"] == 2)
     assert len({row["short"] for row in tables["dtypes"]}) == len(DTYPES)
 
 

@@ -66,7 +66,7 @@ GATED_IN_PRODUCTS: tuple[str | Gated, ...] = (
 )
 GATED_BRIEFLY = tuple(kind for kind in GATED_KINDS if kind not in GATED_IN_PRODUCTS)
 GATES = ("second", "first", "odd", "even")
-DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, row["name"]) for row in tables.DTYPES)
+DTYPES: tuple[torch.dtype, ...] = tuple(tables.DTYPES.values())
 
 SAVE_MODES = ("auto", "preactivation", "recompute")
 

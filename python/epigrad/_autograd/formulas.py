@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from epigrad._core.call import GATE_NAMES, Call
+from epigrad._core.tables import is_half
 from epigrad.kinds import Activation, Gated
 
 
@@ -304,7 +305,7 @@ LEARNABLE = {
 
 def computed(tensor: Tensor) -> Tensor:
     """The tensor in the dtype of elementwise maths: float32 for half types, else its own."""
-    return tensor.float() if tensor.dtype.itemsize == 2 else tensor
+    return tensor.float() if is_half(tensor.dtype) else tensor
 
 
 def unrounded(activation: Activation, preactivation: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from epigrad import errors
 from epigrad._autograd.engine import accumulates
 from epigrad._core.call import Call
-from epigrad._core.tables import OPS
+from epigrad._core.tables import OPS, is_half
 from epigrad._core.wide import DECLARES, SWITCHED
 
 _OP = "accumulate_main_grad"
@@ -214,7 +214,7 @@ def _sink(tensor: Tensor | None) -> Sink | None:
 
 
 def _asks_for_float32(tensor: Tensor) -> bool:
-    if tensor.dtype.itemsize != 2 or not (tensor.is_leaf or DECLARES):
+    if not is_half(tensor.dtype) or not (tensor.is_leaf or DECLARES):
         return False
     return getattr(tensor, "grad_dtype", None) is torch.float32
 
@@ -247,7 +247,7 @@ def with_wide_views(call: Call, tensors: tuple[Tensor | None, ...]) -> tuple[Ten
         UnsupportedError: such a view, before PyTorch 2.15 or with elements that share memory.
     """
     for place, tensor in enumerate(tensors):
-        if tensor is None or tensor.dtype.itemsize != 2 or not tensor.requires_grad:
+        if tensor is None or not is_half(tensor.dtype) or not tensor.requires_grad:
             continue
         base = tensor._base
         if base is None or not base.is_leaf or not _asks_for_float32(base) or base in _switched:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigrad._core.tables import is_half
+
 FUNCTION, FUNCTION_IN_HALF, ARGUMENT, ARGUMENT_IN_HALF_ON_A_GPU = 16, 64, 4, 64
 """Roundings of the accumulator that an activation or its slope may take: of its value, of its value
 where that is then rounded to 16 bits, and of its argument. A GPU's formulas for 16 bits have more
@@ -176,8 +178,8 @@ class Bounded:
         kinks need no care. Where terms of a function cancel, its roundings count as of its
         argument."""
         value = formula(self.value)
-        is_half = self.dtype.itemsize == 2
-        of_argument = ARGUMENT_IN_HALF_ON_A_GPU if is_half and self.backend != "cpu" else ARGUMENT
+        half = is_half(self.dtype)
+        of_argument = ARGUMENT_IN_HALF_ON_A_GPU if half and self.backend != "cpu" else ARGUMENT
         far = self.error + of_argument * self.unit * self.size
         ends = [(formula(self.value + step) - value).abs() for step in (far, -far)]
         most, least = torch.maximum(*ends), torch.minimum(*ends)
@@ -189,10 +191,10 @@ class Bounded:
             error = torch.where(between, torch.maximum(error, at_zero), error)
         error = torch.where(self.finite, error, 0.0)
         error = torch.where(self.error.isinf() | self._overflows(formula, value), torch.inf, error)
-        if is_half and self.backend != "cpu":  # a factor may be denormal, and the other as large as this
+        if half and self.backend != "cpu":  # a factor may be denormal, and the other as large as this
             error = error + FUNCTION_IN_HALF * self.unit * self._smallest * self.size
         known = None if self.is_finite else ~self.finite
-        return self._with(value, error, known, FUNCTION_IN_HALF if is_half else FUNCTION)
+        return self._with(value, error, known, FUNCTION_IN_HALF if half else FUNCTION)
 
     def _overflows(self, formula: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
         """Where the formula goes beyond the accumulator's range on the way to a large value, as

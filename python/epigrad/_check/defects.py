@@ -191,20 +191,18 @@ def _device(call: Call) -> bool:
 
 def _shape(call: Call) -> bool:
     """An operand whose last size fits to nothing."""
-    op, tensors = call.problem.op, call.tensors
+    row, tensors = call.problem.row, call.tensors
     names = [name for name in call.floats if tensors[name].dim()]
-    match op:
+    match row.name:
         case "matmul_bias_activation":  # another size of b makes another output
             names = [name for name in names if name != "b"]
-        case "activation" | "gated_activation":
-            names = [name for name in names if name == "grad_output"]
         case "lerp":  # which broadcasts
             sizes = [tensors[name].shape[-1] for name in names]
             names = [name for name in names if sizes.count(tensors[name].shape[-1]) > 1 < tensors[name].shape[-1]]
-        case "prelu" | "xielu":
-            names = [name for name in names if name != "input" or call.is_backward]
-            if op == "prelu" and tensors["weight"].shape[0] + 1 in (1, tensors["input"].shape[1]):
-                names.remove("weight")
+        case _ if not row.multiplies:
+            channels = [each.name for each in row.inputs if each.channels]
+            fits = [name for name in channels if tensors[name].shape[0] + 1 in (1, tensors["input"].shape[1])]
+            names = [name for name in names if name not in fits and (name != "input" or call.is_backward)]
     if not names:
         return False
     tensor = tensors[key := call.rng.choice(names)]

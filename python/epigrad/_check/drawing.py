@@ -38,7 +38,7 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: 
     if large and rng.random() < 1 / LARGE_EACH:
         problem = _enlarged(rng, problem)
     entry = rng.choice(problem.entries)
-    is_half = problem.torch_dtype.itemsize == 2
+    is_half = tables.is_half(problem.torch_dtype)
     grads = GRADS if is_half else GRADS[:2]
     if entry in INTO and row.multiplies and rng.random() < 0.4:
         problem = dataclasses.replace(problem, grads=rng.choice(grads))

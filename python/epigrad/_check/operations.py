@@ -85,16 +85,11 @@ def _broadcast(sizes: Sizes, turn: int) -> Shapes:
     return {**given, "out": tuple(together(*[each for each in given.values() if each is not None]))}
 
 
-def _channels(sizes: Sizes, turn: int) -> Shapes:
-    return {"weight": (sizes["channels"],) if turn else (1,)}
-
-
 _ELEMENTS = ("outer", "channels", "inner")
 _OWN: dict[str, tuple[tuple[str, ...], Callable[[Sizes, int], Shapes]]] = {
     "matmul_bias_activation": (("form", "batch", "rows", "columns", "depth"), _product),
     "gated_activation": (("split", "outer", "half", "inner"), _split),
     "lerp": (("rows", "columns", "mask"), _broadcast),
-    "prelu": (_ELEMENTS, _channels),
 }
 """Sizes and shapes that a row does not say; `turn` is 0 or 1."""
 
@@ -130,7 +125,10 @@ def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
         gated: whether the kind is a gated one.
     """
     sizes = dict(zip(OPERATIONS[op], given, strict=True))
-    own = _OWN[op][1](sizes, turn) if op in _OWN else {}
+    if op in _OWN:
+        own = _OWN[op][1](sizes, turn)
+    else:
+        own = {each.name: (sizes["channels"],) for each in tables.OPS[op].inputs if each.channels and turn}
     symbols: dict[str, int | Form] = {symbol: sizes[name] for symbol, name in _SYMBOLS.items() if name in sizes}
     if "lead" in sizes:
         rows = sizes["rows"]

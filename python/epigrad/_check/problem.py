@@ -18,9 +18,9 @@ from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
 from epigrad._check.operations import COUNTS, NUMBER, OPERATIONS, Shape, Shapes, shapes, split_of, spread
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
-from epigrad.kinds import Activation, Gated
+from epigrad.kinds import LEARNED, Activation, Gated
 
-DTYPES = tuple(str(row["name"]) for row in tables.DTYPES)
+DTYPES = tuple(tables.DTYPES)
 WAYS = (*LAYOUTS, UNALIGNED)
 """To lay out a tensor."""
 SAVES = ("auto", "preactivation", "recompute")
@@ -32,7 +32,7 @@ INTO = ("stateless", "c", "plan")
 """Those that write into given tensors."""
 GRADS = ("fresh", "added", "float32", "float32_added")
 MODULES = {"linear": "Linear", "mlp": "MLP", "gated_mlp": "GatedMLP", "experts": "Experts", "activation": "Activation"}
-MODULES |= {"gated_activation": "GatedActivation", "prelu": "PReLU", "xielu": "XIELU", "lerp": "Lerp"}
+MODULES |= {"gated_activation": "GatedActivation", "lerp": "Lerp", **LEARNED}
 """The operations that have a class of epigrad.nn."""
 SCALES = (1.0, 6.0, 40.0, 1e-3)
 EXAMPLE = (1, 3, 5, 4, 2)
@@ -144,11 +144,11 @@ class Problem:
         return self.grads.endswith("added") and self._is_layer(name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        is_wide = name == "scale" and self.wide_scale and self.torch_dtype.itemsize == 2
+        is_wide = name == "scale" and self.wide_scale and tables.is_half(self.torch_dtype)
         return torch.float32 if is_wide else self.torch_dtype
 
     def dtype_of_gradient(self, name: str) -> torch.dtype:
-        is_wide = self.grads.startswith("float32") and self.torch_dtype.itemsize == 2 and self._is_layer(name)
+        is_wide = self.grads.startswith("float32") and tables.is_half(self.torch_dtype) and self._is_layer(name)
         return torch.float32 if is_wide else self.dtype_of(name)
 
     def _is_layer(self, name: str) -> bool:
@@ -197,8 +197,7 @@ class Problem:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
+        return tables.DTYPES[self.dtype]
 
     def generator(self, what: str) -> torch.Generator:
         """Random numbers for one tensor, whatever the others are."""

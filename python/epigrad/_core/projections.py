@@ -22,6 +22,7 @@ from torch.overrides import (  # type: ignore[attr-defined]
     has_torch_function_unary,
 )
 
+from epigrad._core import tables
 from epigrad._core.torch_state import constant_to_dynamo
 
 any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
@@ -30,7 +31,6 @@ any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 # Tensors with the values of a plain one: parameters, and their stand-ins while PyTorch traces.
 _PLAIN = frozenset((nn.Parameter, Tensor, FakeTensor, FunctionalTensor))
 _PLAIN_FUNCTION: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
-_DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 _LINEAR = "torch.nn.modules.linear"
 _CONV1D = "transformers.pytorch_utils.Conv1D"  # a Linear whose weight is [K, N]
@@ -55,7 +55,7 @@ def _is_plain(cls: type[Any]) -> bool:
 
 @constant_to_dynamo
 def _is_supported(dtype: torch.dtype) -> bool:
-    return dtype in _DTYPES
+    return dtype in tables.DTYPES.values()
 
 
 @constant_to_dynamo

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from epigrad import errors
 
 # What each range of go/activation accepts, of a value and that of the parameter before it, in words
@@ -101,6 +103,7 @@ class Argument:
     name: str
     shape: str
     example: str
+    channels: bool
     optional: bool
     types: str
     like: str
@@ -204,6 +207,12 @@ ACTIVATIONS = {row["name"]: ActivationRow(**_row(row)) for row in _TABLES["activ
 GATED_KINDS = {row["name"]: GatedRow(**_row(row)) for row in _TABLES["gated_kinds"]}
 PRESETS = {row["name"]: Preset(**row) for row in _TABLES["presets"]}
 QUOTIENTS: dict[str, list[dict[str, Any]]] = _TABLES["quotients"]
-DTYPES: list[dict[str, Any]] = _TABLES["dtypes"]
+DTYPES: dict[str, torch.dtype] = {row["name"]: getattr(torch, row["name"]) for row in _TABLES["dtypes"]}
+_HALF_TYPES = tuple([DTYPES[row["name"]] for row in _TABLES["dtypes"] if row["half"]])
 OPS = {row["name"]: _operation(row) for row in _TABLES["ops"]}
 VERSION: str = _TABLES["version"]
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether a dtype is a half type, whose formulas and sums are in float32."""
+    return dtype in _HALF_TYPES

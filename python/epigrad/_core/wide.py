@@ -11,6 +11,8 @@ from weakref import ReferenceType
 import torch
 from torch import Tensor
 
+from epigrad._core.tables import is_half
+
 SWITCHED: dict[int, tuple[ReferenceType[Tensor], int]] = {}
 """The parameters that `epigrad.accumulate_main_grad` has switched on, by identity, and how often
 each is."""
@@ -30,7 +32,7 @@ def may_be_wide(tensors: Iterable[Tensor | None]) -> bool:
     if SWITCHED:
         return True
     for tensor in tensors:
-        if tensor is None or tensor.dtype.itemsize != 2 or not tensor.requires_grad:
+        if tensor is None or not is_half(tensor.dtype) or not tensor.requires_grad:
             continue
         for owner in (tensor, tensor._base):
             if owner is None or not (owner.is_leaf or DECLARES):

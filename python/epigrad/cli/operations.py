@@ -19,7 +19,7 @@ from epigrad.cli.report import Row, seconds_told, told_name
 from epigrad.kinds import Activation, Gated
 
 FORWARD, BOTH = "forward", "forward and backward"
-DTYPES = tuple(str(dtype["name"]) for dtype in tables.DTYPES)
+DTYPES = tuple(tables.DTYPES)
 # A row is skipped if one call of PyTorch's takes longer than this, on a CPU.
 LIMIT = 0.5
 
@@ -180,7 +180,7 @@ class Point:
             tensor = torch.randn(shape, generator=generator, device=generator.device)
             if place > 0 and len(self.size) == 3 and len(shape) == 2:
                 tensor /= shape[-1] ** 0.5
-            tensors.append(tensor.to(getattr(torch, self.dtype)))
+            tensors.append(tensor.to(tables.DTYPES[self.dtype]))
         return tensors
 
     def measure(
@@ -210,7 +210,7 @@ def measure_experts(
 
     def drawn(*shape: int) -> Tensor:
         tensor: Tensor = torch.randn(shape, generator=generator, device=device) / shape[-1] ** 0.5
-        return tensor.to(getattr(torch, dtype)).requires_grad_()
+        return tensor.to(tables.DTYPES[dtype]).requires_grad_()
 
     index = torch.rand(tokens, count, generator=generator, device=device).topk(each).indices
     shapes = ((tokens, features), (tokens, each), (count, 2 * hidden, features), (count, features, hidden))

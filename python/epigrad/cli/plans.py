@@ -8,8 +8,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from epigrad import kinds, plan
 from epigrad._check.operations import OPERATIONS
 from epigrad._check.plan_calls import plans
@@ -43,7 +41,6 @@ examples:
 
 exit codes: 0 success; 1 the problem was refused (stderr says why); 2 invalid arguments
 """
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -69,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="in place of --class: any operation, forward and backward, as in check --problem; tensors are contiguous. "
         f"Operations: {', '.join(OPERATIONS)}",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="default: float32")
+    parser.add_argument("--dtype", choices=tuple(tables.DTYPES), help="default: float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the tables")
     absent = argparse.SUPPRESS
@@ -142,7 +139,7 @@ def main(args: argparse.Namespace) -> int:
     for name in required:
         if name not in given:
             args.error(f"{args.plan_class} needs --{name.replace('_', '-')}")
-    selected = plan_class.select(dtype=getattr(torch, args.dtype or "float32"), device=args.device, **given)
+    selected = plan_class.select(dtype=tables.DTYPES[args.dtype or "float32"], device=args.device, **given)
     return _print(args, {args.plan_class: {"class": args.plan_class} | _facts(selected)})
 
 

@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 
 from epigrad import errors, functional
 from epigrad._core.projections import class_name, why_called
+from epigrad._core.tables import DTYPES, is_half
 from epigrad._core.torch_state import autocasts, constant_to_dynamo
 from epigrad.integrations.blocks import activation_in, activation_obstacle
 from epigrad.integrations.gates import form_of
@@ -30,7 +31,6 @@ NAME = "epigrad"
 
 _ROOM = "transformers.integrations.moe"
 _FLAGS = {"is_concatenated", "is_transposed", "has_bias", "has_gate", "has_post_expert_norm"}
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _BEFORE = "epigrad_experts_before"
 """The attribute of a patched module that has its former implementation."""
 _REGISTRATION = "epigrad_experts"
@@ -116,7 +116,7 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     kind, gate = _kind(self)
     # Read once: a parametrization computes what it gives each time.
     weight_in, bias_in, weight_out, bias_out = _parameters(self)
-    if weight_in.dtype not in _DTYPES:
+    if weight_in.dtype not in DTYPES.values():
         raise _refused(self, f"a parameter is of {weight_in.dtype}")
     # Not flattened where it has two dimensions: FSDP2's hooks refuse some outputs that are views.
     input = hidden_states if hidden_states.dim() == 2 else hidden_states.flatten(0, -2)
@@ -340,7 +340,7 @@ def _held(module: Any) -> str:
     if reason := obstacle(module):
         return reason
     for parameter in _parameters(module):
-        if parameter is not None and parameter.dtype not in _DTYPES:
+        if parameter is not None and parameter.dtype not in DTYPES.values():
             return f"a parameter is of {parameter.dtype}"
     if module.config._experts_implementation == NAME:  # chosen by its name
         return ""
@@ -360,7 +360,7 @@ def _without_fast_kernels(weight: Tensor) -> str:
     count, *sizes = weight.shape
     if (major, minor) != (9, 0):
         return f"a GPU of compute capability {major}.{minor}"
-    if weight.dtype.itemsize != 2:
+    if not is_half(weight.dtype):
         return f"parameters of {weight.dtype} on a GPU"
     if count > MOST_EXPERTS:
         return f"{count} experts on a GPU"

@@ -1,8 +1,8 @@
 """The rules of elementwise operators: activations, gated activations and products, lerp, and
 activations whose parameters are tensors.
 
-prelu's weight has one element, or one for each index of the input's second dimension. xielu's
-alphas have one element each. lerp's weight is a tensor, or the number `factor` where there is none.
+A parameter has one element. prelu's weight may have one for each channel, an index of the input's
+second dimension. lerp's weight is a tensor, or the number `factor` where there is none.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from epigrad._autograd import formulas, layers
 from epigrad._autograd.functions import Needs
 from epigrad._core.call import Call
 from epigrad._core.launcher import Tensors, overload
+from epigrad._core.tables import OPS
 from epigrad._core.torch_state import as_input
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Rules
@@ -95,23 +96,24 @@ def _lerp_batched(info: Any, in_dims: batching.InDims, *tensors: Any, **options:
 
 
 def _with_small(call: Call, input: Tensor, *parameters: Tensor) -> shapes.Shapes:
-    """The input's shape, of parameters of one element; prelu's may have one for each channel."""
-    for parameter in parameters:
+    """The input's shape, of parameters of one element, or of one for each channel."""
+    for row, parameter in zip(OPS[call.op].inputs[1:], parameters, strict=True):
         if parameter.dim() and not (isinstance(parameter.shape[0], int) and parameter.shape[0] == 1):
-            channels = input.shape[1] if call.op == "prelu" and input.dim() > 1 else 1
+            channels = input.shape[1] if row.channels and input.dim() > 1 else 1
             shapes.same(call.op, "elements of a parameter", parameter.shape[0], channels)
     return (input.shape,)
 
 
 def _batch_last(name: str) -> Callable[..., Any]:
-    """The rule of `torch.vmap`. A batch of inputs becomes the last dimension, since prelu's weight
-    belongs to the second one. If parameters are batched, each slice is a call.
+    """The rule of `torch.vmap`. A batch of inputs becomes the last dimension, since channels are
+    the second one. If parameters are batched, each slice is a call.
     """
+    has_channels = any(argument.channels for argument in OPS[name].inputs)
 
     def rule(info: Any, in_dims: batching.InDims, input: Tensor, *rest: Any, **options: Any) -> Any:
         dim, *others = in_dims
         # After a sample of one dimension, the batch would be the second dimension.
-        becomes_channels = name == "prelu" and input.dim() < 3
+        becomes_channels = has_channels and input.dim() < 3
         if dim is None or becomes_channels or any(other is not None for other in others):
             return batching.slice_by_slice(overload(name))(info, in_dims, input, *rest, **options)
         out = overload(name)(input.movedim(dim, -1), *rest, **options)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from epigrad import errors
 from epigrad._core import loader
 from epigrad._core.call import Call
-from epigrad._core.tables import OPS, Argument, Operation
+from epigrad._core.tables import OPS, Argument, Operation, is_half
 
 Shape = Sequence[Any]
 Shapes = tuple[Shape | None, ...]
@@ -52,7 +52,7 @@ def _one_dtype(row: Operation, tensors: Sequence[Tensor | None]) -> None:
     given = [(argument, t.dtype) for argument, t in zip(row.inputs, tensors, strict=True) if t is not None]
     first = given[0][1]
     for argument, dtype in given:
-        wider = argument.types == "wider" and dtype == torch.float32 and first.itemsize == 2
+        wider = argument.types == "wider" and dtype == torch.float32 and is_half(first)
         if dtype != first and not wider and argument.types in ("call", "wider"):
             raise errors.DTypeError(f"{row.name}: {dtype} and {first}, want one dtype")
 

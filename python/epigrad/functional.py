@@ -277,7 +277,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
         tensor([ 0.,  5., 10.])
     """
     parameters, tensor = lerp_weight("lerp", weight)
-    call = Call("lerp", None, parameters, 0, 0, False, selection.current())
+    call = Call("lerp", parameters=parameters, backend=selection.current())
     return _elementwise("lerp", 2, (start, end, tensor), call)
 
 
@@ -315,7 +315,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         >>> weight.grad
         tensor([-2.])
     """
-    call = Call("prelu", None, (), 0, 0, False, selection.current())
+    call = Call("prelu", backend=selection.current())
     return _elementwise("prelu", 2, (input, weight), call)
 
 
@@ -364,7 +364,7 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
         >>> alpha_p.grad
         tensor([0.5000])
     """
-    call = Call("xielu", None, (finite("xielu", "beta", beta),), 0, 0, False, selection.current())
+    call = Call("xielu", parameters=(finite("xielu", "beta", beta),), backend=selection.current())
     return _elementwise("xielu", 3, (input, alpha_p, alpha_n), call)
 
 

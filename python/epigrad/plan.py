@@ -510,7 +510,7 @@ class _Interpolation(Plan):
                 raise errors.DTypeError(f"{name}: weight: a tensor, want a number, or None for a tensor given to run")
         operands = ("grad_output", "start", "end", *(() if parameters else ("weight",)))
         matrices = dict.fromkeys(operands, (_sizes(name, "shape", shape), None))
-        return cls._of_sizes(matrices, dtype, device, lambda op: Call(op, None, parameters))
+        return cls._of_sizes(matrices, dtype, device, lambda op: Call(op, parameters=parameters))
 
 
 class Lerp(_Interpolation):
@@ -566,7 +566,7 @@ def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
         return make_call(op, kind, chosen.get("dim", 0), chosen.get("gate", "second"), None)
     weights = [given.pop(name) for name, value in tuple(given.items()) if isinstance(value, numbers.Real)]
     parameters = [*(lerp_weight(op, weight)[0] for weight in weights), *((finite(op, *b),) for b in chosen.items())]
-    return Call(op, None, tuple(itertools.chain(*parameters)))
+    return Call(op, parameters=tuple(itertools.chain(*parameters)))
 
 
 def _geometry(op: str, name: str, given: Any, dtype: torch.dtype | None) -> _Geometry:

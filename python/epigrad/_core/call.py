@@ -53,7 +53,7 @@ class Call(_Fields):
 
     @functools.cached_property
     def backward(self) -> Call:
-        return Call(self.op + "_backward", *self[1:])
+        return self._replace(op=self.op + "_backward")
 
     @functools.cached_property
     def as_batch_invariant(self) -> Call:
@@ -89,7 +89,8 @@ def kind_of(op: str, kind: ActivationLike | Gated) -> Activation | Gated:
 def make_call(op: str, kind: ActivationLike | Gated, dim: int, gate: str, backend: str | None) -> Call:
     """The call of an operation with the kind that a caller means."""
     found = kind_of(op, kind)
-    return Call(op, found.name, arguments_of(found), dim_index(op, dim), gate_place(op, gate), False, backend)
+    parameters = arguments_of(found)
+    return Call(op, found.name, parameters, dim_index(op, dim), gate_place(op, gate), backend=backend)
 
 
 _quick = functools.lru_cache(maxsize=1024)(make_call)

@@ -203,10 +203,10 @@ def _call(row: Operation, given: Mapping[str, Any]) -> Call:
         if (weight is None) == (factor is None):
             both = "neither" if weight is None else "both"
             raise errors.InvalidProblemError(f"{row.name}: weight and factor: {both}, want one of them")
-        return Call(op, None, () if factor is None else (factor,), backend=backend)
+        return Call(op, parameters=() if factor is None else (factor,), backend=backend)
     if not row.kinds:
         numbers = tuple([given.get(parameter.name, parameter.default) for parameter in row.parameters])
-        return Call(op, None, numbers, backend=backend)
+        return Call(op, parameters=numbers, backend=backend)
     kind = given.get(row.kind_argument, row.default_kind) or "none"
     of_gates = row.kinds == "gated" or (row.kinds == "either" and isinstance(either_of(op, kind), Gated))
     found = (Gated if of_gates else Activation).of(op, kind, tuple(given.get("parameters", ())))

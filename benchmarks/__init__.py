@@ -13,6 +13,7 @@ runner is that of ``python -m epigrad bench`` (`epigrad.cli.runner`). In reading
     ways        the ways to compute products with epilogues on Hopper
     invariance  layers whose rows do not depend on each other
     operations  pairs of functions that only records have
+    record      a subject with tables or a picture of its own
     timing      bursts, and steps with the host's part
     pictures    curves, bars of steps and of experts
     turns       calls of several builds, in turns

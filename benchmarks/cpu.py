@@ -23,10 +23,11 @@ from epigrad.cli import operations as common
 from epigrad.cli.contest import Pair
 from epigrad.cli.operations import BOTH, DTYPES, FORWARD, LIMIT, Operation, Point, rows_of
 from epigrad.cli.report import Row, told
-from epigrad.cli.runner import Subject, Task
+from epigrad.cli.runner import Task
 from epigrad.cli.table import print_table
 
 from benchmarks import operations, pictures
+from benchmarks.record import Record
 
 # How long everything takes, and a fast point.
 BUDGET, QUICK_BUDGET = 1200.0, 60.0
@@ -73,7 +74,10 @@ class Curve:
     """An operation over sizes; it gives a point for each size, dtype, direction and thread count.
 
     Attributes:
-        operation: what is measured.
+        name: the operation's.
+        make: from a kind, epigrad's function and PyTorch's.
+        kind: what is measured without ``--all-kinds``.
+        shapes: from a size, the shapes of the inputs.
         all_kinds: those measured with ``--all-kinds``.
         goal: what the geometric mean of the ratios is to be at most, forward and backward
             together where there are both, on all threads.
@@ -81,11 +85,17 @@ class Curve:
         directions: what is measured.
     """
 
-    operation: Operation
+    name: str
+    make: Callable[[str], Pair]
+    kind: str
+    shapes: Callable[..., common.Shapes]
     all_kinds: Callable[[], tuple[str, ...]]
     goal: float
     sizes: tuple[tuple[int, ...], ...] = PRODUCTS
     directions: tuple[str, ...] = (FORWARD, BOTH)
+
+    def operation(self, kind: str) -> Operation:
+        return Operation(self.name, kind, self.make(kind), self.shapes)
 
 
 def _product(layout: str) -> Curve:
@@ -94,44 +104,43 @@ def _product(layout: str) -> Curve:
     def shapes(m: int, k: int, n: int) -> common.Shapes:
         return (k, m) if layout[0] == "T" else (m, k), (n, k) if layout[1] == "T" else (k, n)
 
-    operation = Operation("product", operations.product, layout, shapes, {})
-    return Curve(operation, lambda: (layout,), 1.05, directions=(FORWARD,))
+    return Curve("product", operations.product, layout, shapes, lambda: (layout,), 1.05, directions=(FORWARD,))
 
 
-def _own(name: str) -> Operation:
-    """An operation of `bench`."""
-    return next(operation for operation in common.OPERATIONS if operation.name == name)
+def _own(name: str, make: Callable[[str], Pair], all_kinds: Callable[[], tuple[str, ...]], goal: float) -> Curve:
+    """A layer or a block that `bench` has, too."""
+    own = next(operation for operation in common.OPERATIONS if operation.name == name)
+    return Curve(name, make, own.kind, own.shapes, all_kinds, goal)
 
 
-def _elements(name: str, make: Callable[[str], Pair], kind: str, shapes: Callable[..., common.Shapes]) -> Operation:
-    return Operation(name, make, kind, shapes, {})
+def _elements(
+    name: str, make: Callable[[str], Pair], kind: str, all_kinds: Callable[[], tuple[str, ...]], inputs: int = 1
+) -> Curve:
+    """An operation of so many inputs of one shape."""
+    return Curve(name, make, kind, lambda n: (rows_of(n),) * inputs, all_kinds, 0.65, ELEMENTS)
 
 
 CURVES = (
     *map(_product, operations.layouts()),
-    Curve(_own("linear"), operations.activations, 0.95),
+    _own("linear", operations.linear, operations.activations, 0.95),
     Curve(
-        Operation("gated_linear", operations.gated_linear, "swiglu", lambda m, k, n: ((m, k), (n, k), (n, k)), {}),
+        "gated_linear",
+        operations.gated_linear,
+        "swiglu",
+        lambda m, k, n: ((m, k), (n, k), (n, k)),
         operations.gated_kinds,
         0.95,
     ),
-    Curve(_own("mlp"), operations.activations, 0.95),
-    Curve(_own("gated_mlp"), operations.gated_kinds, 0.90),
+    _own("mlp", operations.mlp, operations.activations, 0.95),
+    _own("gated_mlp", operations.gated_mlp, operations.gated_kinds, 0.90),
+    _elements("activation", operations.activation, "gelu", operations.activations),
+    _elements("gated_activation", operations.gated, "swiglu", operations.gated_kinds),
+    _elements("lerp", operations.lerp, "number", operations.lerp_weights, inputs=3),
     Curve(
-        Operation("activation", operations.activation, "gelu", lambda n: (rows_of(n),), {}),
-        operations.activations,
-        0.65,
-        ELEMENTS,
-    ),
-    Curve(_own("gated_activation"), operations.gated_kinds, 0.65, ELEMENTS),
-    Curve(
-        Operation("lerp", operations.lerp, "number", lambda n: (rows_of(n),) * 3, {}),
-        operations.lerp_weights,
-        0.65,
-        ELEMENTS,
-    ),
-    Curve(
-        Operation("lerp by columns", operations.lerp, "tensor", lambda n: (rows_of(n),) * 2 + (rows_of(n)[1:],), {}),
+        "lerp by columns",
+        operations.lerp,
+        "tensor",
+        lambda n: (rows_of(n),) * 2 + (rows_of(n)[1:],),
         lambda: ("tensor",),
         0.65,
         ELEMENTS,
@@ -147,13 +156,13 @@ def points(threads: int, every_kind: bool, quick: bool = False) -> Iterator[Poin
             for curve in CURVES:
                 if place >= len(curve.sizes) or (quick and curve.sizes[place] not in QUICK_SIZES):
                     continue
-                kinds = curve.all_kinds() if every_kind else (curve.operation.kind,)
+                kinds = curve.all_kinds() if every_kind else (curve.kind,)
                 directions = curve.directions[-1:] if quick else curve.directions
                 for kind, direction, dtype in itertools.product(kinds, directions, DTYPES):
-                    yield Point(curve.operation, kind, curve.sizes[place], dtype, direction, count)
+                    yield Point(curve.operation(kind), curve.sizes[place], dtype, direction, count)
 
 
-def subject(args: argparse.Namespace) -> Subject:
+def subject(args: argparse.Namespace) -> Record:
     """The table of a CPU."""
     threads = torch.get_num_threads()
     chosen = list(points(threads, args.all_kinds, args.quick))
@@ -165,7 +174,7 @@ def subject(args: argparse.Namespace) -> Subject:
     sweep = Sweep(
         max(LIMIT, (args.seconds or budget) / max(1, len(chosen))), 0 if args.quick else 5, bool(args.compile)
     )
-    return Subject(
+    return Record(
         slug="cpu",
         device=machine.cpu_name(),
         unit="seconds of one call: median, quartiles, fastest; ratio: epigrad's fastest over PyTorch's",
@@ -180,7 +189,7 @@ def subject(args: argparse.Namespace) -> Subject:
             "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         },
         tables=_print,
-        draw=pictures.draw_curves,
+        picture=pictures.draw_curves,
     )
 
 
@@ -198,7 +207,7 @@ class Sweep:
 
     def measure(self, point: Point, seconds: float) -> Row:
         """A point's row, or why it was skipped."""
-        curve = (point.operation.name, point.kind, point.dtype, point.direction, point.threads)
+        curve = (point.operation.name, point.operation.kind, point.dtype, point.direction, point.threads)
         work, took = self.known.get(curve, (work_of(point), 0.0))
         expected = took * work_of(point) / work
         if expected > self.limit and work_of(point) <= NEAR * work:
@@ -216,7 +225,7 @@ def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in (row for row in rows if "ratio" in row):
         key = (row["case"], row["kind"], row["dtype"], row["direction"], row["threads"])
         groups.setdefault(key, []).append(row)
-    curves = {curve.operation.name: curve for curve in CURVES}
+    curves = {curve.name: curve for curve in CURVES}
     most = max((threads for *_, threads in groups), default=1)
     lines = []
     for (case, kind, dtype, direction, threads), members in groups.items():

@@ -21,12 +21,13 @@ import torch
 from epigrad.cli import machine
 from epigrad.cli.contest import Function
 from epigrad.cli.report import Row, failure, told
-from epigrad.cli.runner import Bar, Subject, Task, print_rows
+from epigrad.cli.runner import Bar, Task, print_rows
 from epigrad.cli.table import print_table
 from epigrad.cli.timing import Candidates, Prepared, Timing, interleaved, interleaved_on_cuda
 from torch import Tensor
 
 from benchmarks.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traffic
+from benchmarks.record import Record
 from benchmarks.timing import bursts
 
 # How long a row is measured, and after how long no other row is begun.
@@ -55,13 +56,13 @@ class Settings:
         return self.device.type == "cuda"
 
 
-def subject(args: argparse.Namespace) -> Subject:
+def subject(args: argparse.Namespace) -> Record:
     """The table of a GPU."""
     device = torch.device("cuda", torch.cuda.current_device())
     warnings.filterwarnings("ignore", message=".*TensorFloat32")
     settings = Settings(device, args.compile is not False)
     chosen = [case for case in cases(args.quick) if args.dtypes is None or case.dtype in args.dtypes]
-    return Subject(
+    return Record(
         slug="cuda",
         device=machine.name(device),
         unit="seconds of one call: median, quartiles, fastest",

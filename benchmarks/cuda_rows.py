@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from epigrad.cli import operations as common
 from epigrad.cli.contest import Function, Pair
 from torch import Tensor
 
@@ -111,8 +110,8 @@ def cases(quick: bool = False) -> list[Case]:
         *(case for case in elementwise if case.dtype == "bfloat16"),
         *(_linear(name, (8192, 4096, 14336), "bfloat16", 0.97, 0.95) for name in _compared_activations()),
         _linear("gelu", (4096, 4096, 4096), "bfloat16", 0.96, None),
-        *(_block("mlp", name, common.mlp) for name in ("gelu", "gelu_tanh")),
-        *(_block("gated_mlp", kind, common.gated_mlp) for kind in ("swiglu", "geglu")),
+        *(_block("mlp", name, operations.mlp) for name in ("gelu", "gelu_tanh")),
+        *(_block("gated_mlp", kind, operations.gated_mlp) for kind in ("swiglu", "geglu")),
         _gated_linear("swiglu"),
         _accumulated("bfloat16"),
         *_host_bound(),
@@ -282,7 +281,9 @@ def _linear(
         BACKWARD: lambda inputs, grad: [(grad, inputs[1]), (grad.T, inputs[0])],
     }
     directions = {FORWARD: {}, BACKWARD: goals}
-    return _layer("linear", name, common.linear(name), size, dtype, directions, products=products, compiled=compiled)
+    return _layer(
+        "linear", name, operations.linear(name), size, dtype, directions, products=products, compiled=compiled
+    )
 
 
 def _block(op: str, kind: str, make: Callable[..., Pair]) -> Case:
@@ -347,16 +348,16 @@ def _accumulated(dtype: str) -> Case:
 
 def _host_bound() -> list[Case]:
     """So small that the host's part is all there is."""
-    size, goals, layer = (32, 64, 64), {BOTH: {"eager": 0.7}}, common.linear("gelu")
+    size, goals, layer = (32, 64, 64), {BOTH: {"eager": 0.7}}, operations.linear("gelu")
     return [_layer("linear", "gelu", layer, size, dtype, goals, clock="wall") for dtype in ("float32", "bfloat16")]
 
 
 def _graphs() -> list[Case]:
     """In a CUDA graph, where the host has no part."""
     made = (
-        ("linear", "gelu", common.linear),
-        ("mlp", "gelu_tanh", common.mlp),
-        ("gated_mlp", "swiglu", common.gated_mlp),
+        ("linear", "gelu", operations.linear),
+        ("mlp", "gelu_tanh", operations.mlp),
+        ("gated_mlp", "swiglu", operations.gated_mlp),
     )
     size = (2048, 768, 3072)
     return [_layer(op, kind, make(kind), size, "bfloat16", {BOTH: _EVEN}, clock="graph") for op, kind, make in made]

@@ -24,11 +24,12 @@ import torch
 from epigrad.cli import bench, machine
 from epigrad.cli.contest import Candidate
 from epigrad.cli.report import Row, told
-from epigrad.cli.runner import Subject, Task
+from epigrad.cli.runner import Task
 from epigrad.cli.timing import interleaved, interleaved_on_cuda
 from torch import Tensor, nn
 
 from benchmarks import pictures, sonicmoe
+from benchmarks.record import Record
 
 OTHER = "grouped_mm"
 """transformers' default, which the others are compared with."""
@@ -187,7 +188,7 @@ def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
 
 
-def subject(args: argparse.Namespace) -> Subject:
+def subject(args: argparse.Namespace) -> Record:
     """The table of a device's mixtures."""
     if importlib.util.find_spec("transformers") is None:
         args.error("experts: they are transformers' own, which is not installed: pip install transformers")
@@ -195,7 +196,7 @@ def subject(args: argparse.Namespace) -> Subject:
     on_cuda = args.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
     dtypes = args.dtypes or (("bfloat16",) if on_cuda else ("float32", "bfloat16"))
-    return Subject(
+    return Record(
         slug="experts",
         device=machine.name(device),
         unit="seconds of forward and backward: median, quartiles, fastest; kept, peak: bytes",
@@ -218,5 +219,5 @@ def subject(args: argparse.Namespace) -> Subject:
         },
         seconds=1.0 if args.quick else 4.0,
         facts={**machine.facts(device), "libraries": _libraries()},
-        draw=pictures.draw_experts,
+        picture=pictures.draw_experts,
     )

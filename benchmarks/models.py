@@ -32,12 +32,13 @@ from epigrad.cli import machine
 from epigrad.cli.contest import distance
 from epigrad.cli.models import MODELS, Inputs, Model
 from epigrad.cli.report import Row, failure, seconds_told, told
-from epigrad.cli.runner import Subject, Task
+from epigrad.cli.runner import Task
 from epigrad.integrations.patching import patch
 from torch import Tensor, nn
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from benchmarks import pictures
+from benchmarks.record import Record
 from benchmarks.timing import steps_and_host, wait_for
 
 # How long a model's variants take turns. On CUDA a turn is a burst of steps.
@@ -143,7 +144,7 @@ class Settings:
         return list(filter(is_here, VARIANTS))
 
 
-def subject(args: argparse.Namespace) -> Subject:
+def subject(args: argparse.Namespace) -> Record:
     """The table of a device's models."""
     device = torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
     on_cuda = device.type == "cuda"
@@ -155,7 +156,7 @@ def subject(args: argparse.Namespace) -> Subject:
         for library in ("transformers", "timm", "liger_kernel")
         if importlib.util.find_spec(library) is not None
     }
-    return Subject(
+    return Record(
         slug="models",
         device=machine.name(device),
         unit=f"seconds of one step: median, quartiles, fastest; ratio: of these, the {settings.statistic}; peak: bytes",
@@ -175,7 +176,7 @@ def subject(args: argparse.Namespace) -> Subject:
         },
         seconds=QUICK_SECONDS if args.quick else SECONDS,
         facts={**machine.facts(device), "libraries": here, "statistic": settings.statistic},
-        draw=pictures.draw_models,
+        picture=pictures.draw_models,
     )
 
 

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from epigrad import backward, functional
 from epigrad._autograd import formulas
 from epigrad._core import loader, tables
 from epigrad._core.call import Call
+from epigrad.cli import operations as common
 from epigrad.cli.contest import Function, Pair
-from epigrad.cli.operations import eager_activation, eager_gated, eager_product
+from epigrad.kinds import Activation, Gated
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
 Backward = Callable[[Sequence[Tensor], Tensor], object]
+
+
+def eager_activation(name: str) -> Function:
+    """PyTorch's own operator where it has one, else the formula."""
+    if name == "gelu_tanh":
+        return partial(torch_functional.gelu, approximate="tanh")
+    own = getattr(torch_functional, name, None) or getattr(torch, name, None)
+    return own if callable(own) else partial(formulas.composed, Activation(name))
+
+
+def eager_product(kind: str) -> Function:
+    """A gated kind of value and gate."""
+    gated = Gated(kind)
+    activation = tables.GATED_KINDS[gated.name].activation
+    if not activation or gated != Gated(gated.name):
+        return partial(formulas.gated_composed, gated)
+    eager = eager_activation(activation)
+    return lambda value, gate: value * eager(gate)
+
+
+def eager_gated(kind: str) -> Function:
+    """A gated kind of one tensor, whose second half is the gate."""
+    eager = eager_product(kind)
+    return torch_functional.glu if kind == "glu" else lambda x: eager(*x.chunk(2, -1))
 
 
 def activations() -> tuple[str, ...]:
@@ -140,6 +166,21 @@ def lerp(weight: str) -> Pair:
             lambda start, end, *_: torch.lerp(start, end, 0.3),
         )
     return functional.lerp, torch.lerp
+
+
+def linear(name: str) -> Pair:
+    """A layer of input, weight and bias."""
+    return common.linear(name, eager_activation(name))
+
+
+def mlp(name: str, save: str = "auto") -> Pair:
+    """A block of two layers."""
+    return common.block(partial(functional.mlp, save=save), name, eager_activation(name))
+
+
+def gated_mlp(kind: str, save: str = "auto") -> Pair:
+    """A gated block of two layers."""
+    return common.block(partial(functional.gated_mlp, save=save), kind, eager_gated(kind))
 
 
 def gated_linear(kind: str, save: str = "auto") -> Pair:

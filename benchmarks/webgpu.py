@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from epigrad import backward, forward
 from epigrad.cli import machine
-from epigrad.cli.operations import eager_product
 from epigrad.cli.report import Row, told
 from epigrad.cli.runner import Subject, Task
 from epigrad.cli.timing import Timing
@@ -27,6 +26,7 @@ from epigrad.webgpu import Array
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
+from benchmarks.operations import eager_product
 from benchmarks.timing import Step, bursts, wait_for
 
 DTYPES = ("float32", "bfloat16", "float16")

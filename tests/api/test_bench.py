@@ -128,8 +128,8 @@ def test_a_call_of_pytorchs_that_takes_too_long_is_made_once() -> None:
         calls.append(x)
         return x
 
-    operation = operations.Operation("activation", lambda kind: (eager, eager), "gelu", lambda n: ((n,),), {})
-    found = Point(operation, "gelu", (4,), "float32", BOTH, 1).measure(torch.device("cpu"), False, 1.0, limit=0.0)
+    operation = operations.Operation("activation", "gelu", (eager, eager), lambda n: ((n,),))
+    found = Point(operation, (4,), "float32", BOTH, 1).measure(torch.device("cpu"), False, 1.0, limit=0.0)
     assert len(calls) == 1 and found["skipped"].startswith("PyTorch takes ")
 
 
@@ -159,7 +159,7 @@ def test_a_bar_has_room_beside_a_long_name() -> None:
 def test_preactivations_have_the_standard_deviation_1(name: str) -> None:
     (operation,) = (each for each in bench.OPERATIONS if each.name == name)
     for size in ((64, 256, 1024), (256, 256, 1024)):  # of which one has as many rows as inputs
-        point = Point(operation, operation.kind, size, "float32", BOTH, 1)
+        point = Point(operation, size, "float32", BOTH, 1)
         made = point.operands(torch.Generator().manual_seed(0))
         for weight in (tensor for tensor in made[1:] if tensor.ndim == 2):
             deviation = weight.std().item() * weight.shape[1] ** 0.5
@@ -253,11 +253,10 @@ def test_rows_are_chosen_by_a_pattern(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("operation", bench.OPERATIONS, ids=lambda operation: operation.name)
 def test_both_sides_of_every_operation_compute_the_same(operation: operations.Operation) -> None:
-    for kind in tables.GATED_KINDS if "gated" in operation.name else tables.ACTIVATIONS:
-        ours, eager = operation.make(kind)
-        size = (2, 3, 4) if operation.sizes is operations.LAYERS else (2048,)
-        tensors = [torch.randn(shape, dtype=torch.float64) for shape in operation.shapes(*size)]
-        torch.testing.assert_close(ours(*tensors), eager(*tensors))
+    ours, eager = operation.pair
+    size = (2, 3, 4) if operation.sizes is operations.LAYERS else (2048,)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in operation.shapes(*size)]
+    torch.testing.assert_close(ours(*tensors), eager(*tensors))
 
 
 def made(device: str, path: pathlib.Path | None = None) -> report.Report:

@@ -54,7 +54,7 @@ def test_writes_a_row_for_every_point_and_sums_them_up(every: bool, quick: bool,
     fields = ("case", "kind", "size", "dtype", "direction", "threads")
     measured = [tuple(str(row[name]) for name in fields) for row in found["rows"]]
     points = [
-        (p.operation.name, p.kind, str(list(p.size)), p.dtype, p.direction, str(p.threads))
+        (p.operation.name, p.operation.kind, str(list(p.size)), p.dtype, p.direction, str(p.threads))
         for p in cpu.points(threads, every, quick)
         if not some or some[1] in p.label
     ]
@@ -101,7 +101,7 @@ def _slow_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     for module in (operations, runner):
         monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(cpu, "CURVES", [curve for curve in cpu.CURVES if curve.operation.name == "activation"])
+    monkeypatch.setattr(cpu, "CURVES", [curve for curve in cpu.CURVES if curve.name == "activation"])
 
     def measure(point: Point, device: torch.device, compiled: bool, seconds: float, limit: float, wanted: int) -> Row:
         took = 1e-6 * cpu.work_of(point) if point.dtype == "bfloat16" else 1e-6
@@ -145,15 +145,15 @@ def test_a_call_of_pytorchs_that_takes_too_long_is_made_once() -> None:
         calls.append(x)
         return x
 
-    operation = operations.Operation("activation", lambda kind: (eager, eager), "gelu", lambda n: ((n,),), {})
-    point = Point(operation, "gelu", (4,), "float32", BOTH, 1)
+    operation = operations.Operation("activation", "gelu", (eager, eager), lambda n: ((n,),))
+    point = Point(operation, (4,), "float32", BOTH, 1)
     found = point.measure(torch.device("cpu"), compiled=False, seconds=1.0, limit=0.0)
     assert len(calls) == 1 and found["skipped"].startswith("PyTorch takes ")
 
 
 def test_the_table_has_80_columns_and_whole_words() -> None:
     rows = [
-        row(1.234, dtype) | {"case": curve.operation.name, "kind": curve.operation.kind, "size": list(size)}
+        row(1.234, dtype) | {"case": curve.name, "kind": curve.kind, "size": list(size)}
         for curve in cpu.CURVES
         for dtype in DTYPES
         for size in curve.sizes
@@ -163,7 +163,7 @@ def test_the_table_has_80_columns_and_whole_words() -> None:
     lines = screen.lines
     assert max(map(len, lines)) <= 80 and len(lines) <= 4 + len(cpu.CURVES) * len(DTYPES)
     words = set(" ".join(lines).split())
-    assert words >= DTYPES | {curve.operation.name for curve in cpu.CURVES if " " not in curve.operation.name}
+    assert words >= DTYPES | {curve.name for curve in cpu.CURVES if " " not in curve.name}
 
 
 def test_whole_curves_on_all_threads_have_a_goal() -> None:
@@ -179,9 +179,9 @@ def test_whole_curves_on_all_threads_have_a_goal() -> None:
 
 @pytest.mark.parametrize("name", ["linear", "gated_linear", "mlp", "gated_mlp"])
 def test_preactivations_have_the_standard_deviation_1(name: str) -> None:
-    (curve,) = (curve for curve in cpu.CURVES if curve.operation.name == name)
+    (curve,) = (curve for curve in cpu.CURVES if curve.name == name)
     for size in ((64, 256, 1024), (256, 256, 1024)):  # of which one has as many rows as inputs
-        point = Point(curve.operation, curve.operation.kind, size, "float32", BOTH, 1)
+        point = Point(curve.operation(curve.kind), size, "float32", BOTH, 1)
         made = point.operands(torch.Generator().manual_seed(0))
         for weight in (tensor for tensor in made[1:] if tensor.ndim == 2):
             deviation = weight.std().item() * weight.shape[1] ** 0.5
@@ -201,14 +201,10 @@ def test_draws_curves(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "r.png").stat().st_size > 10_000
 
 
-OTHER_CURVES = [curve for curve in cpu.CURVES if curve.operation not in operations.OPERATIONS]
-"""tests/api/test_bench.py compares those that `bench` has, too."""
-
-
-@pytest.mark.parametrize("curve", OTHER_CURVES, ids=lambda curve: f"{curve.operation.name}-{curve.operation.kind}")
+@pytest.mark.parametrize("curve", cpu.CURVES, ids=lambda curve: f"{curve.name}-{curve.kind}")
 def test_both_sides_of_every_curve_compute_the_same(curve: cpu.Curve) -> None:
     size = (2, 3, 4) if len(curve.sizes[0]) == 3 else (2048,)
     for kind in curve.all_kinds():
-        ours, eager = curve.operation.make(kind)
-        tensors = [torch.randn(shape, dtype=torch.float64) for shape in curve.operation.shapes(*size)]
+        ours, eager = curve.make(kind)
+        tensors = [torch.randn(shape, dtype=torch.float64) for shape in curve.shapes(*size)]
         torch.testing.assert_close(ours(*tensors), eager(*tensors))

@@ -145,7 +145,7 @@ def _operations(args: argparse.Namespace, device: torch.device, compiled: bool) 
         for direction in [BOTH] if args.quick else [FORWARD, BOTH]:
             for dtype in args.dtypes or (("bfloat16",) if on_cuda and args.quick else DTYPES):
                 size = operation.sizes[device.type][place]
-                point = Point(operation, operation.kind, size, dtype, direction, threads)
+                point = Point(operation, size, dtype, direction, threads)
                 yield Task(point.label, point.fields, partial(point.measure, device, compiled))
 
 

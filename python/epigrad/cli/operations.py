@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.nn import functional as torch_functional
 
 from epigrad import functional
-from epigrad._autograd import formulas
 from epigrad._core import tables
 from epigrad.cli.contest import Function, Pair, contest, paired
 from epigrad.cli.report import Row, seconds_told, told_name
-from epigrad.kinds import Activation, Gated
 
 FORWARD, BOTH = "forward", "forward and backward"
 DTYPES = tuple(tables.DTYPES)
@@ -29,79 +27,41 @@ Shapes = tuple[tuple[int, ...], ...]
 # --- each by epigrad and by PyTorch ---------------------------------------------------------------
 
 
-def eager_activation(name: str) -> Function:
-    """PyTorch's own operator where it has one, else the formula."""
-    if name == "gelu_tanh":
-        return partial(torch_functional.gelu, approximate="tanh")
-    own = getattr(torch_functional, name, None) or getattr(torch, name, None)
-    return own if callable(own) else partial(formulas.composed, Activation(name))
+def swiglu(x: Tensor) -> Tensor:
+    """PyTorch's, of one tensor, whose second half is the gate."""
+    value, gate = x.chunk(2, -1)
+    return value * torch_functional.silu(gate)
 
 
-def eager_product(kind: str) -> Function:
-    """A gated kind of value and gate."""
-    gated = Gated(kind)
-    activation = tables.GATED_KINDS[gated.name].activation
-    if not activation or gated != Gated(gated.name):
-        return partial(formulas.gated_composed, gated)
-    eager = eager_activation(activation)
-    return lambda value, gate: value * eager(gate)
-
-
-def eager_gated(kind: str) -> Function:
-    """A gated kind of one tensor, whose second half is the gate."""
-    eager = eager_product(kind)
-    return torch_functional.glu if kind == "glu" else lambda x: eager(*x.chunk(2, -1))
-
-
-def gated(kind: str) -> Pair:
-    """A gated activation of one tensor."""
-    return lambda x: functional.gated_activation(x, kind), eager_gated(kind)
-
-
-def linear(name: str) -> Pair:
-    """A layer of input, weight and bias."""
-    eager = eager_activation(name)
+def linear(name: str, eager: Function) -> Pair:
+    """A layer of input, weight and bias; `eager` is PyTorch's activation."""
     return (
         lambda x, weight, bias: functional.linear(x, weight, bias, name),
         lambda x, weight, bias: eager(torch_functional.linear(x, weight, bias)),
     )
 
 
-def mlp(name: str, save: str = "auto") -> Pair:
-    """A two-layer block without biases."""
-    eager = eager_activation(name)
+def block(function: Callable[..., Tensor], kind: str, eager: Function) -> Pair:
+    """A block of two layers without biases, which is a function of epigrad's."""
     return (
-        lambda x, up, down: functional.mlp(x, up, None, down, None, name, save=save),
+        lambda x, up, down: function(x, up, None, down, None, kind),
         lambda x, up, down: torch_functional.linear(eager(torch_functional.linear(x, up)), down),
     )
 
 
-def gated_mlp(kind: str, save: str = "auto") -> Pair:
-    """A gated two-layer block without biases."""
-    eager = eager_gated(kind)
-    return (
-        lambda x, up, down: functional.gated_mlp(x, up, None, down, None, kind, save=save),
-        lambda x, up, down: torch_functional.linear(eager(torch_functional.linear(x, up)), down),
-    )
+def _experts(x: Tensor, scale: Tensor, w_in: Tensor, w_out: Tensor, index: Tensor) -> Tensor:
+    """A mixture of experts without biases."""
+    return functional.experts(x, index, scale, w_in, None, w_out, None, "swiglu")
 
 
-def experts(kind: str) -> Pair:
-    """A mixture of experts without biases. PyTorch's sorts the tokens by experts and multiplies by
-    its grouped_mm."""
-    gate = eager_gated(kind)
-
-    def ours(x: Tensor, scale: Tensor, w_in: Tensor, w_out: Tensor, index: Tensor) -> Tensor:
-        return functional.experts(x, index, scale, w_in, None, w_out, None, kind)
-
-    def eager(x: Tensor, scale: Tensor, w_in: Tensor, w_out: Tensor, index: Tensor) -> Tensor:
-        order = index.flatten().argsort(stable=True)
-        counts = (index.flatten()[:, None] == torch.arange(len(w_in), device=x.device)).sum(0)
-        ends, token = counts.cumsum(0, dtype=torch.int32), order // index.shape[1]
-        hidden = gate(torch_functional.grouped_mm(x[token], w_in.mT, offs=ends))
-        out = torch_functional.grouped_mm(hidden, w_out.mT, offs=ends) * scale.flatten()[order, None]
-        return torch.zeros_like(x).index_add(0, token, out)
-
-    return ours, eager
+def _grouped(x: Tensor, scale: Tensor, w_in: Tensor, w_out: Tensor, index: Tensor) -> Tensor:
+    """The same by PyTorch: tokens sorted by experts, multiplied by its grouped_mm."""
+    order = index.flatten().argsort(stable=True)
+    counts = (index.flatten()[:, None] == torch.arange(len(w_in), device=x.device)).sum(0)
+    ends, token = counts.cumsum(0, dtype=torch.int32), order // index.shape[1]
+    hidden = swiglu(torch_functional.grouped_mm(x[token], w_in.mT, offs=ends))
+    out = torch_functional.grouped_mm(hidden, w_out.mT, offs=ends) * scale.flatten()[order, None]
+    return torch.zeros_like(x).index_add(0, token, out)
 
 
 def rows_of(n: int) -> tuple[int, int]:
@@ -123,25 +83,39 @@ class Operation:
 
     Attributes:
         name: what is printed.
-        make: from a kind, epigrad's function and PyTorch's.
-        kind: what is measured unless another is asked for.
+        kind: its activation or gated kind.
+        pair: epigrad's function and PyTorch's.
         shapes: from a size, the shapes of the inputs, all of which get a gradient. A size is rows,
             inputs and outputs of a layer, or hidden features of a block; or elements.
         sizes: of `bench`, by the kind of device.
     """
 
     name: str
-    make: Callable[[str], Pair]
     kind: str
+    pair: Pair
     shapes: Callable[..., Shapes]
-    sizes: Sizes
+    sizes: Sizes = field(default_factory=dict)
 
 
+_gelu_tanh = partial(torch_functional.gelu, approximate="tanh")
+_gated_activation = partial(functional.gated_activation, kind="swiglu")
 OPERATIONS = (
-    Operation("linear", linear, "gelu", lambda m, k, n: ((m, k), (n, k), (n,)), LAYERS),
-    Operation("mlp", mlp, "gelu_tanh", lambda m, k, n: ((m, k), (n, k), (k, n)), LAYERS),
-    Operation("gated_mlp", gated_mlp, "swiglu", lambda m, k, n: ((m, k), (2 * n, k), (k, n)), LAYERS),
-    Operation("gated_activation", gated, "swiglu", lambda n: (rows_of(n),), ELEMENTS),
+    Operation("linear", "gelu", linear("gelu", torch_functional.gelu), lambda m, k, n: ((m, k), (n, k), (n,)), LAYERS),
+    Operation(
+        "mlp",
+        "gelu_tanh",
+        block(functional.mlp, "gelu_tanh", _gelu_tanh),
+        lambda m, k, n: ((m, k), (n, k), (k, n)),
+        LAYERS,
+    ),
+    Operation(
+        "gated_mlp",
+        "swiglu",
+        block(functional.gated_mlp, "swiglu", swiglu),
+        lambda m, k, n: ((m, k), (2 * n, k), (k, n)),
+        LAYERS,
+    ),
+    Operation("gated_activation", "swiglu", (_gated_activation, swiglu), lambda n: (rows_of(n),), ELEMENTS),
 )
 
 
@@ -153,7 +127,6 @@ class Point:
     """An operation of one size, on so many threads of a CPU, or on a GPU."""
 
     operation: Operation
-    kind: str
     size: tuple[int, ...]
     dtype: str
     direction: str
@@ -162,7 +135,7 @@ class Point:
     @property
     def fields(self) -> Row:
         """What its row begins with."""
-        names = {"case": self.operation.name, "kind": self.kind, "size": list(self.size)}
+        names = {"case": self.operation.name, "kind": self.operation.kind, "size": list(self.size)}
         threads = {"threads": self.threads} if self.threads else {}
         return {**names, "dtype": self.dtype, "direction": self.direction, **threads}
 
@@ -190,14 +163,13 @@ class Point:
         if self.threads:
             torch.set_num_threads(self.threads)
         tensors = self.operands(torch.Generator(device).manual_seed(0))
-        functions = self.operation.make(self.kind)
         begin = time.perf_counter()
         with torch.no_grad():
-            functions[1](*tensors)
+            self.operation.pair[1](*tensors)
         if device.type == "cpu" and (took := time.perf_counter() - begin) > limit:
             return {"skipped": f"PyTorch takes {seconds_told(took)}", "took": took}
         gradients = [x.requires_grad_() for x in tensors] if self.direction == BOTH else []
-        return contest(paired(functions, tensors, gradients, compiled), device, seconds, wanted)
+        return contest(paired(self.operation.pair, tensors, gradients, compiled), device, seconds, wanted)
 
 
 def measure_experts(
@@ -215,4 +187,4 @@ def measure_experts(
     index = torch.rand(tokens, count, generator=generator, device=device).topk(each).indices
     shapes = ((tokens, features), (tokens, each), (count, 2 * hidden, features), (count, features, hidden))
     tensors = [drawn(*shape) for shape in shapes]
-    return contest(paired(experts("swiglu"), [*tensors, index], tensors, compiled), device, seconds)
+    return contest(paired((_experts, _grouped), [*tensors, index], tensors, compiled), device, seconds)

@@ -55,10 +55,8 @@ class Subject:
         budget: the seconds after which no other task begins, which tasks share; infinite, if each
             has its own.
         facts: further facts about the machine.
-        tables: prints others in place of the table of rows.
         bars: a label, epigrad's ratio to PyTorch eager and that of `torch.compile`, for the
             picture.
-        draw: draws another picture into a file, from a record that has rows to draw.
     """
 
     slug: str
@@ -71,9 +69,7 @@ class Subject:
     seconds: float
     budget: float = math.inf
     facts: Row = field(default_factory=dict)
-    tables: Callable[[Sequence[Row]], None] | None = None
     bars: Callable[[Sequence[Row]], list[Bar]] = lambda rows: []
-    draw: Callable[[pathlib.Path, Row], None] | None = None
 
     def told(self, task: Task, row: Row) -> str:
         """A row on the line of progress."""
@@ -82,6 +78,17 @@ class Subject:
         own = [told_name(row[name]) for name in self.names if name in row and name not in task.fields]
         cells = (f"{heading} {tell(row[name])}" for name, (heading, tell) in self.columns.items() if name in row)
         return " ".join([*own, ", ".join(cells)])
+
+    def print(self, rows: Sequence[Row]) -> None:
+        print_rows(self.title, self.names, self.columns, rows)
+
+    def draw(self, path: pathlib.Path, report: Report) -> bool:
+        """Whether there was something to draw."""
+        bars, versions = self.bars(report.rows), report.contents()["versions"]
+        if bars:
+            title = f"epigrad {versions['epigrad']} on {report.device}, PyTorch {versions['torch']}"
+            draw_bars(path, title, bars)
+        return bool(bars)
 
 
 def run(subject: Subject, args: argparse.Namespace, command: str) -> int:
@@ -106,8 +113,8 @@ def run(subject: Subject, args: argparse.Namespace, command: str) -> int:
             report.add(*rows)
             progress.end(f"{task.label}: {'; '.join(subject.told(task, row) for row in rows)}")
     report.finish(lambda: _print(subject, report))
-    if args.plot is not None:
-        _draw(subject, report, args.plot)
+    if args.plot is not None and not subject.draw(path := report.place(args.plot, "png"), report):
+        print(f"{path}: no row to draw", file=sys.stderr)
     return int(any("error" in row for row in report.rows))
 
 
@@ -138,10 +145,7 @@ def print_rows(title: str, names: Mapping[str, str], columns: Mapping[str, Colum
 
 
 def _print(subject: Subject, report: Report) -> None:
-    if subject.tables is None:
-        print_rows(subject.title, subject.names, subject.columns, report.rows)
-    else:
-        subject.tables(report.rows)
+    subject.print(report.rows)
     told: dict[str, str] = {}  # each reason once, with the first row that has it
     for row in report.rows:
         for what in ("error", "compile_error", "skipped"):
@@ -151,16 +155,3 @@ def _print(subject: Subject, report: Report) -> None:
                 )
     for reason, row_name in told.items():
         print(f"{reason} ({row_name})")
-
-
-def _draw(subject: Subject, report: Report, to: pathlib.Path) -> None:
-    path, contents = report.place(to, "png"), report.contents()
-    bars = subject.bars(report.rows)
-    if not bars and (subject.draw is None or all("error" in row or "skipped" in row for row in report.rows)):
-        print(f"{path}: no row to draw", file=sys.stderr)
-    elif subject.draw is not None:
-        subject.draw(path, contents)
-    else:
-        versions = contents["versions"]
-        title = f"epigrad {versions['epigrad']} on {report.device}, PyTorch {versions['torch']}"
-        draw_bars(path, title, bars)

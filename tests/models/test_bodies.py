@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pickle
 from typing import Any
 
 import pytest
 import torch
-from epigrad.integrations.blocks import Gate, Gated, PackedGated, Plain
+from epigrad.integrations.blocks import Gate, Gated, PackedGated, Plain, Within
 from epigrad.integrations.patching import Patched
 from epigrad.integrations.recognition import row_of
 from epigrad.integrations.sources import Unknown
@@ -69,6 +70,17 @@ def test_rows_say_which_layer_is_what() -> None:
     assert row_of(made(SwappedHalves), SwappedHalves) == PackedGated("packed", Gate("act"), "second", "down")
     assert row_of(made(Packed), Packed) == PackedGated("packed", Gate("act"), "first", "down")
     assert row_of(made(Pair), Pair) == Plain("up", "function")
+
+
+def test_rows_have_the_names_and_fields_that_pickles_of_0_2_hold() -> None:
+    rows = (Gate, Gated, PackedGated, Plain, Within)
+    assert {row.__name__: " ".join(field.name for field in dataclasses.fields(row)) for row in rows} == {
+        "Gate": "activation kind parameters",
+        "Gated": "value gate kind down",
+        "PackedGated": "up kind gate down between",
+        "Plain": "up activation function down between after",
+        "Within": "block before after given",
+    }
 
 
 def test_what_a_condition_reads_is_asked_again() -> None:

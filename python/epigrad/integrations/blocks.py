@@ -137,6 +137,8 @@ def _faster_as_modules(input: Tensor) -> bool:
     return one_row or input.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
 
 
+# Pickles of patched models hold rows, so their names and fields stay.
+#
 # Methods that a compiled call reaches are not inherited: Dynamo would check at each call that the
 # classes on the way have none of that name.
 

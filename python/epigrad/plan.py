@@ -8,7 +8,6 @@ operation; the other classes describe three of them by sizes.
 from __future__ import annotations
 
 import inspect
-import itertools
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -552,7 +551,7 @@ def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
     tensors becomes a parameter, if the operation has no kind.
     """
     row = OPS[op]
-    arguments = inspect.signature(getattr(forward, op.removesuffix("_backward"))).parameters
+    arguments = inspect.signature(getattr(forward, row.forward)).parameters
     defaults = {name: arguments[name].default for name in _OPTIONS if name in arguments and name not in row.tensors}
     if unknown := options.keys() - defaults:
         valid = ", ".join((*row.tensors, *defaults, *row.results))
@@ -565,8 +564,8 @@ def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
         kind = chosen.get("kind", chosen.get("activation"))
         return make_call(op, kind, chosen.get("dim", 0), chosen.get("gate", "second"), None)
     weights = [given.pop(name) for name, value in tuple(given.items()) if isinstance(value, numbers.Real)]
-    parameters = [*(lerp_weight(op, weight)[0] for weight in weights), *((finite(op, *b),) for b in chosen.items())]
-    return Call(op, parameters=tuple(itertools.chain(*parameters)))
+    parameters = [lerp_weight(op, weight)[0][0] for weight in weights]
+    return Call(op, parameters=(*parameters, *[finite(op, *number) for number in chosen.items()]))
 
 
 def _geometry(op: str, name: str, given: Any, dtype: torch.dtype | None) -> _Geometry:

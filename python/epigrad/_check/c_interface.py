@@ -24,8 +24,8 @@ from epigrad._check.c_structs import (
     Device,
     DLTensor,
 )
-from epigrad._check.problem import GATES
 from epigrad._core import invariance, loader, selection, tables
+from epigrad._core.call import GATE_NAMES
 from epigrad.kinds import arguments_of
 
 _CODES = {
@@ -109,8 +109,8 @@ class Prepared:
             name, value = "kind", (value if isinstance(value, str) else value.name).encode()
         if name == "accumulate":
             name, value = "flags", self._call.flags | (ACCUMULATE if value else 0)
-        if name == "gate" and value in GATES:
-            value = GATES.index(value)
+        if name == "gate" and value in GATE_NAMES:
+            value = GATE_NAMES.index(value)
         setattr(self._call, name, value)
 
     def workspace_size(self) -> int:

@@ -246,7 +246,7 @@ def _buffer(call: Call) -> bool:
 
 
 def _accumulate(call: Call) -> bool:
-    added = [each.name for each in tables.OPS[call.op].outputs if each.types == "wider" and not each.like]
+    added = [each.name for each in tables.OPS[call.op].outputs if each.is_added_to]
     names = [name for name in call.outputs if name in added]
     if not names:
         return False

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from epigrad._check.operations import COUNTS, FORMS, OPERATIONS
-from epigrad._check.problem import GATES, GRADS, INTO, SAVES, SCALES, WAYS, Problem
+from epigrad._check.problem import GRADS, INTO, SCALES, WAYS, Problem
 from epigrad._check.values import VALUES
 from epigrad._core import tables
+from epigrad._core.call import GATE_NAMES
+from epigrad._core.checks import SAVES
 
 
 def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: bool = False) -> Problem:
@@ -28,7 +30,7 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: 
         tuple([rng.choice(WAYS) if rng.random() < 0.6 else "contiguous" for _ in range(rng.randint(1, 4))]),
         rng.choice(scales) if rng.random() < 0.5 else 1.0,
         rng.random() < 0.7,
-        rng.choice(GATES),
+        rng.choice(GATE_NAMES),
         rng.choice(SAVES),
         "autograd",
         tuple([rng.random() < 0.7 for _ in range(rng.randint(1, 3))]),

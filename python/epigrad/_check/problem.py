@@ -18,13 +18,13 @@ from epigrad._check.layouts import LAYOUTS, UNALIGNED, laid_out
 from epigrad._check.operations import COUNTS, NUMBER, OPERATIONS, Shape, Shapes, shapes, split_of, spread
 from epigrad._check.values import VALUES, with_special
 from epigrad._core import tables
+from epigrad._core.call import GATE_NAMES
+from epigrad._core.checks import SAVES
 from epigrad.kinds import LEARNED, Activation, Gated
 
 DTYPES = tuple(tables.DTYPES)
 WAYS = (*LAYOUTS, UNALIGNED)
 """To lay out a tensor."""
-SAVES = ("auto", "preactivation", "recompute")
-GATES = ("second", "first", "odd", "even")
 ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module")
 ARRAY = "array"
 """One way more, of the webgpu backend."""
@@ -154,7 +154,7 @@ class Problem:
     def _is_layer(self, name: str) -> bool:
         """Whether an operand is a weight or a bias of a layer, and its gradient has a tensor."""
         (gradient,) = [each for each in tables.OPS[f"{self.op}_backward"].outputs if each.name == f"grad_{name}"]
-        return self.entry in INTO and gradient.types == "wider" and not gradient.like
+        return self.entry in INTO and gradient.is_added_to
 
     def held(self, name: str) -> Tensor:
         """What a tensor holds, to which a gradient is added."""
@@ -360,7 +360,14 @@ def _value(name: str, text: str) -> Any:
     return text
 
 
-_CHOICES = {"dtype": DTYPES, "gate": GATES, "save": SAVES, "entry": (*ENTRIES, ARRAY), "values": VALUES, "grads": GRADS}
+_CHOICES = {
+    "dtype": DTYPES,
+    "gate": GATE_NAMES,
+    "save": SAVES,
+    "entry": (*ENTRIES, ARRAY),
+    "values": VALUES,
+    "grads": GRADS,
+}
 
 
 def _bit(text: str) -> bool:

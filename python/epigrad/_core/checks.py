@@ -22,6 +22,9 @@ PLAIN_OR_NONE = PLAIN | {type(None)}
 
 _TENSORS = (Tensor, Array)  # what has data; only a tensor can have a graph
 
+SAVES = ("auto", "preactivation", "recompute")
+"""What a function may be asked to keep for backward."""
+
 
 def lerp_weight(op: str, weight: float | Data) -> tuple[tuple[float, ...], Data | None]:
     """The weight as the call's parameter or as a tensor: one of the two."""
@@ -106,7 +109,7 @@ def require_tensors(op: str, **arguments: object) -> None:
 
 
 def check_save(op: str, save: object) -> None:
-    if save not in ("auto", "preactivation", "recompute"):
+    if save not in SAVES:
         raise errors.InvalidProblemError(f"{op}: save: {save!r}, want 'auto', 'preactivation' or 'recompute'")
 
 

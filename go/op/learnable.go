@@ -29,7 +29,7 @@ var learnables = []learnable{
 		uses:      [][]int{{0, 1}, {0}},
 	},
 	{
-		signature: Signature{"xielu", arguments("input [...]", "alpha_p ~[1]", "alpha_n ~[1]"), arguments("out [...]")},
+		signature:  Signature{"xielu", arguments("input [...]", "alpha_p ~[1]", "alpha_n ~[1]"), arguments("out [...]")},
 		uses:       [][]int{{0, 1, 2}, {0, 1}, {0, 2}},
 		parameters: []activation.Parameter{{Name: "beta", Default: 0.5, Range: activation.Finite}},
 	},

@@ -76,7 +76,7 @@
 
 #include "dlpack.h"
 
-#define EPG_VERSION "0.2.0"
+#define EPG_VERSION "0.3.0.dev0"
 
 /* Changes when a struct or the meaning of a function does. */
 #define EPG_ABI_VERSION 3

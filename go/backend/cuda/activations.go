@@ -22,10 +22,20 @@ func vectorsOf(kind string, dt dtype.DType) int64 {
 	return 2
 }
 
-// activation adds out = act(in), in one shape and any strides; out may be in. "none" copies bits.
+// activation adds out = act(in), in one shape and any strides; out may be in.
 func (b *builder) activation(kind string, out, in *tensor.View) {
 	f := function{name: "activation_" + kind + "_" + out.DType.Short(), outputs: 1, vectors: vectorsOf(kind, out.DType)}
 	b.elementwise(f, numbers{}, out, in)
+}
+
+// copy adds to = from, in one shape and any strides: "none" keeps all bits.
+func (b *builder) copy(to, from *tensor.View) { b.activation("none", to, from) }
+
+// copied is a contiguous copy in the workspace.
+func (b *builder) copied(v *tensor.View) *tensor.View {
+	to := b.region(v.DType, v.Shape...)
+	b.copy(to, v)
+	return to
 }
 
 // activationBackward adds the gradient, with its column sums in the same pass, and the activation:
@@ -75,6 +85,15 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) {
 
 // gradPreactivation adds a pass, whose views have any strides.
 func (b *builder) gradPreactivation(p *lower.Pass) {
+	if p.Formula == "none" && (p.GradBias == nil || p.Groups != nil) {
+		if p.GradBias != nil {
+			b.sumRowsOf(p.GradOutput, p.GradBias, nil, p.Groups)
+		}
+		if p.GradPreactivation != nil {
+			b.copy(p.GradPreactivation, p.GradOutput)
+		}
+		return
+	}
 	what, suffix := "grad_preactivation_", p.Formula+"_"+p.GradOutput.DType.Short()
 	inputs := []*tensor.View{p.GradOutput, p.Saved}
 	switch {
@@ -83,18 +102,7 @@ func (b *builder) gradPreactivation(p *lower.Pass) {
 	case p.FromOutput:
 		what += "from_output_"
 	}
-	if p.Groups != nil && p.Formula == "none" && p.GradBias != nil {
-		b.sumRowsOf(p.GradOutput, p.GradBias, nil, p.Groups)
-		if p.GradPreactivation != nil {
-			b.activation("none", p.GradPreactivation, p.GradOutput)
-		}
-		return
-	}
 	if p.GradBias == nil {
-		if p.Formula == "none" {
-			b.activation("none", p.GradPreactivation, p.GradOutput)
-			return
-		}
 		f := function{name: what + suffix, outputs: 1, vectors: vectorsOf(p.Formula, p.GradOutput.DType)}
 		if p.FromOutput {
 			f.vectors = 1

@@ -68,16 +68,6 @@ func (o *onePass) worthwhile(processors int) bool {
 	return o.depth < deep*o.columns && max(o.used(processors, narrowTile), o.used(processors, wideTile)) >= least
 }
 
-// contiguousBias copies a bias that is not contiguous.
-func (b *builder) contiguousBias(o *onePass) {
-	bias := o.views[lower.Bias]
-	if bias == nil || bias.Numel() == 1 || bias.Strides[0] == 1 {
-		return
-	}
-	o.views[lower.Bias] = b.region(bias.DType, bias.Shape...)
-	b.activation("none", o.views[lower.Bias], bias)
-}
-
 // either adds what runs whose addresses boxes can start at do, nil for nothing, and what others do.
 func (b *builder) either(boxed, otherwise func()) {
 	if boxed == nil || b.way == separated {
@@ -176,8 +166,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 		return
 	}
 	for i, layer := range []*onePass{&o, &other} {
-		b.contiguousBias(layer)
-		l.biases[i] = layer.views[lower.Bias]
+		l.biases[i] = b.contiguousBias(layer.views[lower.Bias])
 	}
 	b.either(func() { l.add("gated_linear_sm90_" + p.Formula) }, func() { b.inPasses(p, p.Out) })
 }

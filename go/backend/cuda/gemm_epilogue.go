@@ -23,14 +23,10 @@ func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
 		b.groupedEpilogue(p)
 		return
 	case len(p.More) > 0:
-		b.pairs(p)
+		b.twoPasses(p)
 		return
 	}
-	result := p.Out
-	if result == nil {
-		result = p.Preactivation
-	}
-	if s, ok := b.smallOf(p.BatchRank, result, p.A); ok {
+	if s, ok := b.smallOf(p.BatchRank, cmp.Or(p.Out, p.Preactivation), p.A); ok {
 		b.smallForward(s, p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation)
 		return
 	}
@@ -39,42 +35,49 @@ func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
 		if p.Out == nil {
 			kind = "none"
 		}
-		b.contiguousBias(&o)
+		o.views[lower.Bias] = b.contiguousBias(o.views[lower.Bias])
 		b.onePass(&o, kind, func() { b.twoPasses(p) })
 		return
 	}
 	b.twoPasses(p)
 }
 
-// twoPasses adds a product by BLAS and the activation.
+// twoPasses adds products by BLAS and the activation. Each further product is added to what those
+// before it have left, rounded.
 func (b *builder) twoPasses(p *backend.GemmEpilogue) {
-	pre := p.Preactivation
-	if pre == nil {
-		pre = p.Out
+	pre := cmp.Or(p.Preactivation, p.Out)
+	if len(p.More) > 0 && !pre.IsContiguous() {
+		pre = b.region(p.DType, pre.Shape...)
 	}
 	b.preactivation(p, pre)
+	for _, pair := range p.More {
+		q := lower.Forward(&backend.GemmEpilogue{Header: p.Header, BatchRank: p.BatchRank, A: pair.A, B: pair.B, Out: pre})
+		if lower.Count(q.K) > 0 {
+			b.onto(q, p.AllowTF32)
+		}
+	}
+	if p.Preactivation != nil && p.Preactivation != pre {
+		b.copy(p.Preactivation, pre)
+	}
 	if p.Out != nil && (p.Out != pre || p.Formula != "none") {
 		b.activation(p.Formula, p.Out, pre)
 	}
 }
 
-// preactivation adds pre = a b + bias.
+// preactivation adds pre = a b + bias, without further products.
 func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) {
 	plain := *p
-	plain.Out, plain.Preactivation = pre, nil
+	plain.Out, plain.Preactivation, plain.More = pre, nil, nil
 	q, bias := lower.Forward(&plain), p.Bias
 	if p.Groups != nil {
 		b.multiplyGroups(q)
 		return
 	}
 	if lower.Count(q.K) == 0 && bias != nil {
-		b.activation("none", q.Result(lower.Out), q.Result(lower.Bias))
+		b.copy(q.Result(lower.Out), q.Result(lower.Bias))
 		return
 	}
-	if bias != nil && bias.Numel() > 1 && bias.Strides[0] != 1 {
-		q.Views[lower.Bias] = b.region(bias.DType, bias.Shape...)
-		b.activation("none", q.Views[lower.Bias], bias)
-	}
+	q.Views[lower.Bias] = b.contiguousBias(bias)
 	if bias != nil && b.invariant && lower.Count(q.N) == 1 {
 		b.ontoBias(q, p.AllowTF32)
 		return
@@ -82,41 +85,22 @@ func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) {
 	b.multiply(q, p.AllowTF32)
 }
 
-// pairs adds a sum of products by BLAS: each is added to what those before it have left, rounded,
-// with the bias of the first. The activation comes last.
-func (b *builder) pairs(p *backend.GemmEpilogue) {
-	sum := cmp.Or(p.Preactivation, p.Out)
-	if !sum.IsContiguous() {
-		sum = b.region(p.DType, sum.Shape...)
+// contiguousBias is a bias, nil for none, whose elements are contiguous: itself, or a copy.
+func (b *builder) contiguousBias(bias *tensor.View) *tensor.View {
+	if bias == nil || bias.Numel() <= 1 || bias.Strides[0] == 1 {
+		return bias
 	}
-	first := *p
-	first.More = nil
-	b.preactivation(&first, sum)
-	for _, pair := range p.More {
-		q := lower.Forward(&backend.GemmEpilogue{Header: p.Header, BatchRank: p.BatchRank, A: pair.A, B: pair.B, Out: sum})
-		if lower.Count(q.K) == 0 {
-			continue
-		}
-		b.onto(q, p.AllowTF32)
-	}
-	if p.Preactivation != nil && p.Preactivation != sum {
-		b.activation("none", p.Preactivation, sum)
-	}
-	if p.Out != nil && (p.Out != sum || p.Formula != "none") {
-		b.activation(p.Formula, p.Out, sum)
-	}
+	return b.copied(bias)
 }
 
 // ontoBias adds out = left right + bias for one column: the bias first, and the product onto it.
 // cuBLASLt's algorithms for matrices take no bias there.
 func (b *builder) ontoBias(q *lower.Product, tf32 bool) {
-	out, bias := q.Result(lower.Out), q.Result(lower.Bias)
-	sum := b.region(out.DType, out.Shape...)
-	b.activation("none", sum, bias)
+	out, sum := q.Result(lower.Out), b.copied(q.Result(lower.Bias))
 	q.Views[lower.Out], q.Views[lower.Bias] = sum, nil
 	lower.Contiguous(lower.Out, q.Batch, q.M, q.N)
 	b.onto(q, tf32)
-	b.activation("none", out, sum)
+	b.copy(out, sum)
 }
 
 // onto adds a product to its result, which BLAS can write.

@@ -143,11 +143,11 @@ func (b *builder) multiply(whole *lower.Product, tf32 bool) {
 	result := p.Result(lower.Out)
 	p.Views[lower.Out] = b.region(result.DType, result.Shape...)
 	if p.Accumulates {
-		b.unless(overwriting, func() { b.activation("none", p.Views[lower.Out], result) })
+		b.unless(overwriting, func() { b.copy(p.Views[lower.Out], result) })
 	}
 	lower.Contiguous(lower.Out, p.Batch, p.M, p.N)
 	b.enqueue(&p, tf32)
-	b.activation("none", result, p.Views[lower.Out])
+	b.copy(result, p.Views[lower.Out])
 }
 
 // emptySum is a product over no terms: zeros, or nothing to add.
@@ -166,7 +166,7 @@ func (b *builder) zero(v *tensor.View) {
 	b.program = append(b.program, fill{one})
 	zeros := *one
 	zeros.Shape, zeros.Strides = v.Shape, make([]int64, len(v.Shape))
-	b.activation("none", v, &zeros)
+	b.copy(v, &zeros)
 }
 
 // unless leaves what add adds out of runs that are something.
@@ -188,13 +188,11 @@ func (b *builder) stageInput(p *lower.Product, operand int, rows, columns []lowe
 			own, kept = append(own, d), append(kept, i)
 		}
 	}
-	source := p.View(operand, own, rows, columns)
-	p.Views[operand] = b.region(source.DType, source.Shape...)
+	p.Views[operand] = b.copied(p.View(operand, own, rows, columns))
 	lower.Contiguous(operand, own, rows, columns)
 	for i, at := range kept {
 		p.Batch[at] = own[i]
 	}
-	b.activation("none", p.Views[operand], source)
 }
 
 // enqueue adds the calls for a product whose operands BLAS can read in place: one for each step of

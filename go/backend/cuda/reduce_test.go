@@ -333,7 +333,7 @@ func TestManyDimensions(t *testing.T) {
 	}
 	c := newCall(t, dtype.Float32)
 	in, out := c.operand(shape, order...), c.operand(shape)
-	b := c.run(backend.Run{}, func(b *builder) { b.activation("none", out, in) })
+	b := c.run(backend.Run{}, func(b *builder) { b.copy(out, in) })
 	assert.Greater(t, len(b.program), 1)
 	assert.Equal(t, c.values(in), c.values(out))
 	for _, reduced := range [][]int{{0}, {1, 3, 4, 5, 6, 7, 8, 9, 10}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {10}} {

@@ -59,9 +59,7 @@ func (b *builder) asMatrix(v *tensor.View) *tensor.View {
 	if _, ok := rowsAndColumns(v); ok {
 		return v
 	}
-	copied := b.region(v.DType, v.Shape...)
-	b.activation("none", copied, v)
-	return copied
+	return b.copied(v)
 }
 
 // resultMatrix gives a result as a matrix: itself, or a place in the workspace, which is to be
@@ -75,7 +73,7 @@ func (b *builder) resultMatrix(v *tensor.View, accumulates bool) *tensor.View {
 	}
 	region := b.region(v.DType, v.Shape...)
 	if accumulates {
-		b.unless(overwriting, func() { b.activation("none", region, v) })
+		b.unless(overwriting, func() { b.copy(region, v) })
 	}
 	return region
 }
@@ -178,7 +176,7 @@ func (b *builder) small(function string, blocks int64, inputs, outputs []*tensor
 	b.general(p, function+"_"+b.dt.Short(), blocks)
 	for i, v := range outputs {
 		if results[i] != v {
-			b.activation("none", v, results[i])
+			b.copy(v, results[i])
 		}
 	}
 }

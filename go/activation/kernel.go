@@ -112,6 +112,18 @@ func GatedKernels() []string {
 	return names
 }
 
+// GateKernels lists the formulas that compute an activation's gate, from the numbers of its gated
+// kinds: its own, and those that have it as a default.
+func GateKernels(activation string) []string {
+	names := []string{activation}
+	for _, g := range gatedKinds {
+		if g.Activation == activation && g.kernel.name != "" {
+			names = append(names, g.kernel.name)
+		}
+	}
+	return names
+}
+
 // Quotient is a number of a formula where kernels have no float64: the quotient of two of its
 // numbers, by their places, with -1 for 1. A bounded one stays within float32's range, since 0
 // times an infinite factor would give NaN.

@@ -105,6 +105,12 @@ func Built() bool { return built().sources > 0 && len(built().images) == built()
 // Stale returns the names of images that were compiled of other sources than this build has.
 func Stale() []string { return built().stale }
 
+// Has reports whether this build has a kernel of a name.
+func Has(function string) bool {
+	_, ok := ImageOf(function)
+	return ok
+}
+
 // ImageOf returns the image that a kernel is in.
 func ImageOf(function string) (Image, bool) {
 	for _, image := range Images() {

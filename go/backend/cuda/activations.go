@@ -65,7 +65,7 @@ func (b *builder) activationBackward(p *backend.ActivationBackward) {
 
 func (b *builder) gated(p *backend.Gated) {
 	suffix := p.Formula + "_" + p.DType.Short()
-	f := function{name: "gated_" + suffix, outputs: 1, vectors: vectorsOf(p.Formula, p.DType), pairs: "gated_pairs_" + suffix}
+	f := function{name: "gated_" + suffix, outputs: 1, vectors: vectorsOf(p.Formula, p.DType), interleaved: "gated_pairs_" + suffix}
 	b.elementwise(f, numbers{}, p.Out, p.Value, p.Gate)
 }
 
@@ -79,7 +79,7 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) {
 		return
 	}
 	suffix := p.Formula + "_" + p.DType.Short()
-	f := function{name: "gated_backward_" + suffix, outputs: 2, vectors: 1, pairs: "gated_backward_pairs_" + suffix}
+	f := function{name: "gated_backward_" + suffix, outputs: 2, vectors: 1, interleaved: "gated_backward_pairs_" + suffix}
 	b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
 }
 

@@ -13,10 +13,10 @@ import (
 
 // function is an elementwise kernel.
 type function struct {
-	name    string
-	outputs int
-	vectors int64  // that a thread of the vector form does: `vectors` of loops.cuh
-	pairs   string // the vector form where the last two views take turns in memory; "" for none
+	name        string
+	outputs     int
+	vectors     int64  // that a thread of the vector form does: `vectors` of loops.cuh
+	interleaved string // the vector form where the last two views take turns in memory; "" for none
 }
 
 // elementwise adds the launches of an elementwise kernel; of the views the first are outputs.
@@ -28,8 +28,8 @@ func (b *builder) elementwise(f function, n numbers, views ...*tensor.View) {
 	}
 	for _, w := range whole.pieces() {
 		s := step{vector: w.vector(f, n), general: w.strided(f.name, n)}
-		if s.vector == nil && f.pairs != "" {
-			s.vector = w.pairs(f, n)
+		if s.vector == nil && f.interleaved != "" {
+			s.vector = w.interleaved(f, n)
 		}
 		b.launch(s)
 	}

@@ -39,11 +39,11 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	if fits != [4]bool{true, true, true, true} {
 		return o, false
 	}
-	if o.across = o.right.boxed(); !o.across {
+	if o.across = o.right.boxable(); !o.across {
 		o.right = o.right.transposed()
 	}
-	stored := func(m *matrix, operand int) bool { return p.Views[operand] == nil || m.boxed() }
-	if !o.left.boxed() || !o.right.boxed() || !stored(&o.out, lower.Out) || !stored(&o.pre, lower.Preactivation) {
+	stored := func(m *matrix, operand int) bool { return p.Views[operand] == nil || m.boxable() }
+	if !o.left.boxable() || !o.right.boxable() || !stored(&o.out, lower.Out) || !stored(&o.pre, lower.Preactivation) {
 		return o, false
 	}
 	if b.invariant && !o.rowsStartAlike() {
@@ -69,13 +69,13 @@ func (o *onePass) worthwhile(processors int) bool {
 }
 
 // either adds what runs whose addresses boxes can start at do, nil for nothing, and what others do.
-func (b *builder) either(boxed, otherwise func()) {
-	if boxed == nil || b.way == separated {
+func (b *builder) either(inBoxes, otherwise func()) {
+	if inBoxes == nil || b.way == separated {
 		otherwise()
 		return
 	}
 	first := b.scratch // both have the same memory
-	b.unless(notBoxable, boxed)
+	b.unless(notBoxable, inBoxes)
 	used := b.scratch
 	b.scratch = first
 	b.unless(boxable, otherwise)
@@ -84,10 +84,10 @@ func (b *builder) either(boxed, otherwise func()) {
 
 // onePass adds a product with its bias and its activation in one kernel.
 func (b *builder) onePass(o *onePass, kind string, otherwise func()) {
-	l := b.boxed(o, b.tileColumns(o.tileColumns(b.device.processors)))
+	l := b.productLaunch(o, b.byWay(o.fewestIdle(b.device.processors)))
 	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
-	b.either(func() { l.add("gemm_epilogue_sm90_" + kind) }, otherwise)
+	b.either(func() { l.add(l.function("gemm_epilogue_sm90", kind)) }, otherwise)
 }
 
 // hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
@@ -96,11 +96,12 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
 	columns := int64(narrowTile) // beside which the epilogue has more boxes on their way
 	if o.depth >= shortDepth {
-		columns = o.tileColumns(b.device.processors)
+		columns = o.fewestIdle(b.device.processors)
 	}
-	l := b.boxed(&o, b.tileColumns(columns))
+	l := b.productLaunch(&o, b.byWay(columns))
+	function := l.function("hidden_backward_sm90", p.Formula)
 	fits := l.takes(l.inputs[:], p.Preactivation) && l.takes(l.outputs[:], p.GradPreactivation, p.Out)
-	if !ok || !fits || p.Formula == "none" {
+	if !ok || !fits || !b.device.compiled(function) {
 		b.refuse(p)
 		return
 	}
@@ -108,7 +109,7 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 		l.sums = b.region(dtype.Float32, l.down, o.columns)
 	}
 	b.either(func() {
-		l.add("hidden_backward_sm90_" + p.Formula)
+		l.add(function)
 		if l.sums != nil {
 			b.finish(true, walkOf([]*tensor.View{p.GradBias}), l.sums, l.down, o.columns)
 		}
@@ -120,13 +121,13 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
 	b.ways = []way{narrow, separated}
-	l := b.boxed(&o, narrowTile)
+	l := b.productLaunch(&o, narrowTile)
 	fits := l.takes(l.inputs[:], p.Value, p.Gate) && l.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
 	if !ok || !fits || p.Biased {
 		b.refuse(p)
 		return
 	}
-	b.either(func() { l.add("gated_hidden_backward_sm90_" + p.Formula) }, func() { b.inPasses(p, p.GradValue) })
+	b.either(func() { l.add(l.function("gated_hidden_backward_sm90", p.Formula)) }, func() { b.inPasses(p, p.GradValue) })
 }
 
 // throughWeight is grad_output weight as one kernel does it.
@@ -159,8 +160,8 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 		return
 	}
 	b.ways = []way{narrow, separated}
-	l := b.boxed(&o, narrowTile)
-	l.pairsWith(&other)
+	l := b.productLaunch(&o, narrowTile)
+	l.gatedBy(&other)
 	if !l.takes(l.outputs[:], p.Out, p.Value, p.Gate) {
 		b.refuse(p)
 		return
@@ -168,7 +169,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	for i, layer := range []*onePass{&o, &other} {
 		l.biases[i] = b.contiguousBias(layer.views[lower.Bias])
 	}
-	b.either(func() { l.add("gated_linear_sm90_" + p.Formula) }, func() { b.inPasses(p, p.Out) })
+	b.either(func() { l.add(l.function("gated_linear_sm90", p.Formula)) }, func() { b.inPasses(p, p.Out) })
 }
 
 // inPasses adds the parts of a problem, with products by BLAS. Their first region is the memory of

@@ -22,7 +22,7 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 	}
 	layer := *p
 	layer.Rest = nil
-	b.either(b.boxedGated(p), func() { b.parts(&layer, b.region) })
+	b.either(b.groupedGatedLinearSM90(p), func() { b.parts(&layer, b.region) })
 	b.zeroRest(p.Groups, p.Rest...)
 }
 
@@ -31,15 +31,15 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 // the hidden activation then lies in GradPreactivation, if that is there, and takes no memory of
 // its own.
 func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
-	var boxed func()
+	var inBoxes func()
 	if p.GradPreactivation != nil || p.GradBias != nil || p.Sums != nil {
-		boxed = b.boxedHiddenBackward(p)
+		inBoxes = b.groupedHiddenBackwardSM90(p)
 	}
-	if boxed == nil {
+	if inBoxes == nil {
 		b.parts(p, b.region)
 		return
 	}
-	b.either(boxed, func() {
+	b.either(inBoxes, func() {
 		lent := p.GradPreactivation
 		if lent != nil && p.Halves != nil {
 			lent, _ = p.Halves(lent)
@@ -52,11 +52,11 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 
 // groupedEpilogue adds a product of each group with its bias and its activation.
 func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) {
-	var boxed func()
+	var inBoxes func()
 	if p.Formula != "none" {
-		boxed = b.boxedLinear(p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation, p.Groups)
+		inBoxes = b.groupedLinearSM90(p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation, p.Groups)
 	}
-	b.either(boxed, func() { b.twoPasses(p) })
+	b.either(inBoxes, func() { b.twoPasses(p) })
 }
 
 // multiplyGroups adds a product of each group's rows.
@@ -65,11 +65,11 @@ func (b *builder) multiplyGroups(p *lower.Product) {
 	if p.ByRows {
 		left, right, bias := p.View(lower.Left, p.M, p.K), p.View(lower.Right, p.Batch, p.K, p.N), p.View(lower.Bias, p.Batch, p.N)
 		out := p.View(lower.Out, p.M, p.N)
-		b.either(b.boxedLinear("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends) })
+		b.either(b.groupedLinearSM90("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends) })
 		return
 	}
 	left, right, out := p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M)
-	b.either(b.boxedDepth(left, right, out, ends), func() { b.plainDepth(left, right, out, ends) })
+	b.either(b.groupedWeightGradientSM90(left, right, out, ends), func() { b.plainDepth(left, right, out, ends) })
 }
 
 // scaleRows adds the launch that multiplies the gradient to the hidden activation with that, row by

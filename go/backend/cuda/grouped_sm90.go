@@ -5,6 +5,7 @@ package cuda
 import (
 	"math"
 
+	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -12,8 +13,7 @@ import (
 
 // Constants of kernels/cuda/grouped_tiles_sm90.cuh.
 const (
-	groupedParameters = 1152 // bytes
-	mostGroups        = 512
+	mostGroups = 512
 	// sizes of a ragged map: the second, which is the most rows, and the third and fourth
 	raggedRows, raggedEnd = 1 << 30, 0x7fff0000
 	// threads of a block of grouped_sums_sm90.cu
@@ -72,8 +72,8 @@ const boxUnit = vectorBytes / 2 // elements that strides are multiples of
 // ragged needs less than 2^35 bytes.
 const longestBoxStride = 1 << 32
 
-// isBoxed reports whether boxes can be copied of all these matrices of rows; of nil they can.
-func isBoxed(matrices ...*tensor.View) bool {
+// areBoxable reports whether boxes can be copied of all these matrices of rows; of nil they can.
+func areBoxable(matrices ...*tensor.View) bool {
 	for _, v := range matrices {
 		if v == nil {
 			continue
@@ -113,60 +113,63 @@ func weightBoxesOf(v *tensor.View) (w *weightBoxes, across, ok bool) {
 	return w, across, fits && w.inner <= w.outerStride && w.outerStride <= longestBoxStride && 0 < w.groupStride && w.groupStride <= longestBoxStride
 }
 
-// ragged adds a map of a matrix of rows that ends where a copy says, or none.
-func (p *parameters) ragged(maps *[]tensorMap, v *tensor.View, rows int64) {
-	if v != nil {
+// ragged adds maps of matrices of rows that end where a copy says, or none.
+func (p *parameters) ragged(rows int64, matrices ...*tensor.View) {
+	for _, v := range matrices {
+		if v == nil {
+			p.zeros(mapBytes)
+			continue
+		}
 		row := v.Strides[0]
-		*maps = append(*maps, tensorMap{
-			pointer{len(p.bytes), v},
-			[]int64{v.Shape[1], raggedRows, raggedEnd, raggedEnd},
-			[]int64{row, row, (1<<35)/v.DType.Size() - row},
-			[]int64{mapColumns, rows, 1, 1},
-		})
+		p.tensorMap(v, []int64{v.Shape[1], raggedRows, raggedEnd, raggedEnd}, []int64{row, row, (1<<35)/v.DType.Size() - row}, []int64{mapColumns, rows, 1, 1})
 	}
-	p.bytes = append(p.bytes, make([]byte, mapBytes)...)
 }
 
-// ofGroup adds a map of a matrix for each group, or none.
-func (p *parameters) ofGroup(maps *[]tensorMap, w *weightBoxes) {
-	if w != nil {
-		*maps = append(*maps, tensorMap{
-			pointer{len(p.bytes), w.view},
-			[]int64{w.inner, w.outer, w.view.Shape[0]},
-			[]int64{w.outerStride, w.groupStride},
-			[]int64{w.columns, operandRows, 1},
-		})
+// ofGroup adds maps of a matrix for each group, or none.
+func (p *parameters) ofGroup(weights ...*weightBoxes) {
+	for _, w := range weights {
+		if w == nil {
+			p.zeros(mapBytes)
+			continue
+		}
+		p.tensorMap(w.view, []int64{w.inner, w.outer, w.view.Shape[0]}, []int64{w.outerStride, w.groupStride}, []int64{w.columns, operandRows, 1})
 	}
-	p.bytes = append(p.bytes, make([]byte, mapBytes)...)
 }
 
-// add adds the launch of a kernel, whose name goes on behind the dtype.
-func (l *groupedLaunch) add(b *builder, family, rest string) {
-	function := family + "_" + b.dt.Short() + "_" + rest
+// groupedKernel is the kernel of a family for the first of these formulas that it is compiled for;
+// "" for none. How operands lie is the end of its name.
+func (b *builder) groupedKernel(family string, formulas []string, layout string) string {
+	for _, formula := range formulas {
+		if function := family + "_" + formula + "_" + b.dt.Short() + "_" + layout; b.device.compiled(function) {
+			return function
+		}
+	}
+	return ""
+}
+
+// add adds the launch of a kernel.
+func (l *groupedLaunch) add(b *builder, function string) {
 	p := &parameters{}
-	var maps []tensorMap
 	if l.leftRows != nil {
-		p.ragged(&maps, l.leftRows, operandRows)
-		p.ofGroup(&maps, nil)
+		p.ragged(operandRows, l.leftRows)
+		p.ofGroup(nil)
 	} else {
-		p.ofGroup(&maps, l.left[0])
-		p.ofGroup(&maps, l.left[1])
+		p.ofGroup(l.left[:]...)
 	}
-	p.ragged(&maps, l.right, operandRows)
-	for _, input := range l.inputs {
-		p.ragged(&maps, input, l.boxRows)
-	}
+	p.ragged(operandRows, l.right)
+	p.ragged(l.boxRows, l.inputs[:]...)
 	wanted := int64(0)
 	for i, output := range l.outputs {
 		if output != nil {
 			wanted |= 1 << i
 		}
-		if i == 0 && l.weight != nil {
-			p.ofGroup(&maps, l.weight)
-			wanted = 1
-			continue
-		}
-		p.ragged(&maps, output, l.boxRows)
+	}
+	if l.weight != nil {
+		p.ofGroup(l.weight)
+		p.ragged(l.boxRows, l.outputs[1:]...)
+		wanted = 1
+	} else {
+		p.ragged(l.boxRows, l.outputs[:]...)
 	}
 	for _, v := range []*tensor.View{l.ends, l.biases[0], l.biases[1], l.scales, l.rowSums, l.columnSums} {
 		p.address(v)
@@ -176,10 +179,7 @@ func (l *groupedLaunch) add(b *builder, family, rest string) {
 	p.bool(l.gateFirst)
 	p.accumulate(l.adds)
 	p.sizes(wanted)
-	p.bytes = append(p.bytes, make([]byte, groupedParameters-len(p.bytes))...)
-	made := p.launch(function, int64(b.device.processors))
-	made.block[0], made.shared, made.maps = sm90Threads, sm90Shared, maps
-	b.launch(step{general: made})
+	b.launchSM90(p, function, int64(b.device.processors))
 }
 
 // ofRows is a launch of the rows kind: tiles of a long depth share more of the cache where fewer of
@@ -195,25 +195,15 @@ func ofRows(right, ends *tensor.View, columns int64) *groupedLaunch {
 	return l
 }
 
-// form names how a weight lies.
-func form(across bool) string {
-	if across {
-		return "nn"
-	}
-	return "nt"
-}
-
-// boxedLinear is the launch of a product of groups, with right operands [e, depth, columns], with a
-// bias, and with an activation if it has its own kernel; nil where there is none.
-func (b *builder) boxedLinear(formula string, left, right, bias, out, pre, ends *tensor.View) func() {
-	if !b.hasGroups(ends, left) || out == nil || !isBoxed(left, out, pre) || !isPlainBias(bias) {
-		return nil
-	}
-	if formula != "none" && formula != "relu2" || formula == "none" && pre != nil {
+// groupedLinearSM90 is the launch of a product of groups, with right operands [e, depth, columns],
+// a bias and an activation; nil where there is none.
+func (b *builder) groupedLinearSM90(formula string, left, right, bias, out, pre, ends *tensor.View) func() {
+	if !b.hasGroups(ends, left) || out == nil || !areBoxable(left, out, pre) || !isPlainBias(bias) {
 		return nil
 	}
 	weight, across, ok := weightBoxesOf(right)
-	if !ok {
+	function := b.groupedKernel("grouped_linear_sm90", []string{formula}, form(across))
+	if !ok || function == "" {
 		return nil
 	}
 	l := ofRows(left, ends, out.Shape[1])
@@ -221,7 +211,7 @@ func (b *builder) boxedLinear(formula string, left, right, bias, out, pre, ends 
 	if bias != nil {
 		l.biasStride = bias.Strides[0]
 	}
-	return func() { l.add(b, "grouped_linear_sm90_"+formula, form(across)) }
+	return func() { l.add(b, function) }
 }
 
 // halvesOf are the values and the gates of a gated layer's tensors, and how they lie.
@@ -237,14 +227,16 @@ func inHalves(halves func(v *tensor.View) (value, gate *tensor.View), v *tensor.
 	return halvesOf{value, gate, value.Strides[last] != v.Strides[last], gate.Offset < value.Offset}
 }
 
-// gateKernels are the kernels of gates' formulas. That of swish has all its numbers for silu too
-// (go/activation).
-var gateKernels = map[string]string{"silu": "swish", "swish": "swish", "gelu_tanh": "gelu_tanh"}
+func (h *halvesOf) layout(across bool) string {
+	if h.interleaved {
+		return form(across) + "_interleaved"
+	}
+	return form(across) + "_halves"
+}
 
-// boxedGated is the launch of a gated layer of groups; nil where there is none.
-func (b *builder) boxedGated(p *backend.GroupedLayer) func() {
-	gate := gateKernels[p.Formula]
-	if gate == "" || !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !isBoxed(p.Input, p.Out, p.Preactivation) {
+// groupedGatedLinearSM90 is the launch of a gated layer of groups; nil where there is none.
+func (b *builder) groupedGatedLinearSM90(p *backend.GroupedLayer) func() {
+	if !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !areBoxable(p.Input, p.Out, p.Preactivation) {
 		return nil
 	}
 	columns := tensor.Exchanged(p.Weight, 1, 2) // [e, k, 2h]
@@ -254,76 +246,60 @@ func (b *builder) boxedGated(p *backend.GroupedLayer) func() {
 	if p.Bias != nil {
 		l.biasStride = p.Bias.Strides[0]
 	}
+	var across, ok bool
 	if weight.interleaved {
-		boxes, across, ok := weightBoxesOf(columns)
-		if !ok || !across || gate != "swish" {
-			return nil
-		}
-		l.left[0], l.outputs[1], l.biases[0] = boxes, p.Preactivation, p.Bias
-		return func() { l.add(b, "grouped_gated_linear_sm90_"+gate, "nn_interleaved") }
+		l.left[0], across, ok = weightBoxesOf(columns)
+		l.outputs[1], l.biases[0] = p.Preactivation, p.Bias
+	} else {
+		var gateFits bool
+		l.left[0], across, ok = weightBoxesOf(weight.value)
+		l.left[1], _, gateFits = weightBoxesOf(weight.gate)
+		l.outputs[1], l.outputs[2] = p.Halves(p.Preactivation)
+		l.biases[0], l.biases[1] = p.Halves(p.Bias)
+		ok = ok && gateFits && areBoxable(l.outputs[1], l.outputs[2])
 	}
-	for i, half := range []*tensor.View{weight.value, weight.gate} {
-		boxes, across, ok := weightBoxesOf(half)
-		if !ok || across {
-			return nil
-		}
-		l.left[i] = boxes
-	}
-	l.outputs[1], l.outputs[2] = p.Halves(p.Preactivation)
-	l.biases[0], l.biases[1] = p.Halves(p.Bias)
-	if !isBoxed(l.outputs[1], l.outputs[2]) {
+	function := b.groupedKernel("grouped_gated_linear_sm90", activation.GateKernels(p.Formula), weight.layout(across))
+	if !ok || function == "" {
 		return nil
 	}
-	return func() { l.add(b, "grouped_gated_linear_sm90_"+gate, "nt_halves") }
+	return func() { l.add(b, function) }
 }
 
-// boxedHiddenBackward is the launches of a hidden activation's backward; nil where there are none.
-func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() {
-	if !b.hasGroups(p.Groups, p.GradOutput) || !isPlainBias(p.GradBias) || !isBoxed(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
+// groupedHiddenBackwardSM90 is the launches of a hidden activation's backward; nil where there are
+// none.
+func (b *builder) groupedHiddenBackwardSM90(p *backend.GroupedHiddenBackward) func() {
+	if !b.hasGroups(p.Groups, p.GradOutput) || !isPlainBias(p.GradBias) || !areBoxable(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
 		return nil
 	}
 	weight, across, ok := weightBoxesOf(p.Weight)
-	gradPre := p.GradPreactivation
-	if gradPre == nil { // the kernel writes it
-		gradPre = &tensor.View{Shape: p.Preactivation.Shape, Strides: tensor.ContiguousStrides(p.Preactivation.Shape)}
-	}
 	l := ofRows(p.GradOutput, p.Groups, p.Weight.Shape[2])
 	l.left[0], l.boxRows, l.scales = weight, backwardRows, p.Scales
-	family, rest := "", ""
-	switch gate := gateKernels[p.Formula]; {
-	case !ok:
-		return nil
-	case p.Halves == nil:
-		if p.Formula != "relu2" || !across {
-			return nil
-		}
-		family, rest = "grouped_hidden_backward_sm90_relu2", "nn"
-	case gate == "":
-		return nil
-	default:
-		pre := inHalves(p.Halves, p.Preactivation)
+	family, formulas, layout := "grouped_hidden_backward_sm90", []string{p.Formula}, form(across)
+	var pre halvesOf
+	if p.Halves != nil {
+		pre = inHalves(p.Halves, p.Preactivation)
+		family, formulas, layout = "grouped_gated_hidden_backward_sm90", activation.GateKernels(p.Formula), pre.layout(across)
+		ok = ok && (pre.interleaved || areBoxable(pre.value, pre.gate))
 		l.gateFirst = pre.gateFirst
-		family, rest = "grouped_gated_hidden_backward_sm90_"+gate, "nn_halves"
-		if pre.interleaved {
-			rest = "nt_interleaved"
-		}
-		if pre.interleaved == across || pre.interleaved && gate != "swish" || !pre.interleaved && !isBoxed(pre.value, pre.gate) {
-			return nil
-		}
+	}
+	function := b.groupedKernel(family, formulas, layout)
+	if !ok || function == "" {
+		return nil
 	}
 	return func() {
-		if p.GradPreactivation == nil {
-			gradPre = b.region(b.dt, gradPre.Shape...)
+		gradPre := p.GradPreactivation
+		if gradPre == nil { // the kernel writes it
+			gradPre = b.region(b.dt, p.Preactivation.Shape...)
 		}
-		switch rest {
-		case "nn":
+		switch {
+		case p.Halves == nil:
 			l.inputs[0], l.outputs[0], l.outputs[1] = p.Preactivation, gradPre, p.Out
-		case "nn_halves":
-			l.inputs[0], l.inputs[1] = p.Halves(p.Preactivation)
+		case pre.interleaved:
+			l.inputs[0], l.outputs[0], l.outputs[2] = p.Preactivation, gradPre, p.Out
+		default:
+			l.inputs[0], l.inputs[1] = pre.value, pre.gate
 			l.outputs[0], l.outputs[1] = p.Halves(gradPre)
 			l.outputs[2] = p.Out
-		default:
-			l.inputs[0], l.outputs[0], l.outputs[2] = p.Preactivation, gradPre, p.Out
 		}
 		if p.Sums != nil {
 			l.rowSums = b.region(dtype.Float32, 4*ceilDiv(l.columns, groupedColumns), l.rows)
@@ -331,19 +307,18 @@ func (b *builder) boxedHiddenBackward(p *backend.GroupedHiddenBackward) func() {
 		if p.GradBias != nil {
 			l.columnSums = b.region(dtype.Float32, l.rows/groupedTileRows+p.Groups.Shape[0], p.GradBias.Shape[1])
 		}
-		l.add(b, family, rest)
+		l.add(b, function)
 		if p.Sums != nil {
 			b.finish(false, walkOf([]*tensor.View{p.Sums}), l.rowSums, l.rowSums.Shape[0], l.rows)
 		}
-		b.addColumnSums(l.columnSums, p.GradBias, p.Groups)
+		if p.GradBias != nil {
+			b.addColumnSums(l.columnSums, p.GradBias, p.Groups)
+		}
 	}
 }
 
-// addColumnSums adds the launch that adds up sums along the columns of groups, if there are any.
+// addColumnSums adds the launch that adds up sums along the columns of groups.
 func (b *builder) addColumnSums(parts, sums, ends *tensor.View) {
-	if parts == nil {
-		return
-	}
 	q := &parameters{}
 	q.address(parts)
 	q.address(ends)
@@ -356,9 +331,9 @@ func (b *builder) addColumnSums(parts, sums, ends *tensor.View) {
 	b.launch(step{general: l})
 }
 
-// boxedDepth is the launch of a product along groups' rows; nil where there is none.
-func (b *builder) boxedDepth(left, right, out, ends *tensor.View) func() {
-	if !b.hasGroups(ends, left) || !isBoxed(left, right) {
+// groupedWeightGradientSM90 is the launch of a product along groups' rows; nil where there is none.
+func (b *builder) groupedWeightGradientSM90(left, right, out, ends *tensor.View) func() {
+	if !b.hasGroups(ends, left) || !areBoxable(left, right) {
 		return nil
 	}
 	boxes, across, ok := weightBoxesOf(out)
@@ -376,12 +351,12 @@ func (b *builder) boxedDepth(left, right, out, ends *tensor.View) func() {
 	if l.rows < fewRows*ends.Shape[0] {
 		l.band = 4
 	}
-	name := out.DType.Short()
+	function := "grouped_weight_gradient_sm90_" + b.dt.Short() + "_" + out.DType.Short()
 	// Tiles are higher than wide, or the other way round: whichever gives fewer of them.
 	tiles := func(m, n int64) int64 { return ceilDiv(m, groupedColumns) * ceilDiv(n, groupedTileRows) }
 	if !b.isFloat(out) && tiles(l.rightOfTile, l.columns) < tiles(l.columns, l.rightOfTile) {
 		l.leftRows, l.right, l.columns, l.rightOfTile = right, left, l.rightOfTile, l.columns
-		name += "_turned"
+		function += "_turned"
 	}
-	return func() { l.add(b, "grouped_weight_gradient_sm90", name) }
+	return func() { l.add(b, function) }
 }

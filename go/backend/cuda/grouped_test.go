@@ -147,7 +147,7 @@ func TestSumsInPieces(t *testing.T) {
 // else is at most a tenth of that.
 func TestWorkspaceOfExperts(t *testing.T) {
 	b := newEmulated(t)
-	b.device = &device{processors: 132, boxes: true}
+	b.device = &device{processors: 132, boxes: true, compiled: func(string) bool { return true }}
 	backend.Register(b)
 	op.ClearCache()
 	defer op.ClearCache()

@@ -30,6 +30,7 @@ const (
 type parameters struct {
 	bytes    []byte
 	pointers []pointer
+	maps     []tensorMap
 	// where the run's parameters go, and whether it accumulates; 0, where an address is, for none
 	numbersAt, accumulateAt int
 }
@@ -47,6 +48,14 @@ func (p *parameters) address(v *tensor.View) {
 	}
 	p.uint64(0)
 }
+
+// tensorMap is a map of a tensor.
+func (p *parameters) tensorMap(v *tensor.View, sizes, strides, box []int64) {
+	p.maps = append(p.maps, tensorMap{pointer{len(p.bytes), v}, sizes, strides, box})
+	p.zeros(mapBytes)
+}
+
+func (p *parameters) zeros(bytes int) { p.bytes = append(p.bytes, make([]byte, bytes)...) }
 
 // strided is a view's first element and its strides in some dimensions: 0 of the dimension `none`,
 // and of a nil view.
@@ -104,7 +113,7 @@ func dimensions(numbers []int64, rest int64, put func(x int64)) {
 func (p *parameters) launch(function string, blocks int64) *launch {
 	return &launch{
 		function: function, grid: [3]int64{blocks, 1, 1}, block: [3]uint32{blockThreads, 1, 1},
-		params: p.bytes, pointers: p.pointers, parameters: cmp.Or(p.numbersAt, none), accumulate: cmp.Or(p.accumulateAt, none),
+		params: p.bytes, pointers: p.pointers, maps: p.maps, parameters: cmp.Or(p.numbersAt, none), accumulate: cmp.Or(p.accumulateAt, none),
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 	sm90Rows, sm90Depth = 128, 64
 	// columns of every box that is copied, and rows of one that is stored
 	mapColumns, storedRows = 64, 64
-	// bytes of a tensor map, and of the kernel's parameters
+	// bytes of a tensor map, and of a kernel's parameters, here and in grouped_tiles_sm90.cuh
 	mapBytes, sm90Parameters = 128, 1152
 )
 
@@ -41,10 +41,10 @@ func canBox(handle *C.epg_device) bool {
 	return isHopper(int(handle.major), int(handle.minor)) && C.epg_cuda_has_maps() != 0
 }
 
-// boxed reports whether a matrix of a half type can be copied by boxes: columns are contiguous, and
+// boxable reports whether a matrix of a half type can be copied by boxes: columns are contiguous, and
 // rows start at multiples of 16 bytes where the first one does. A single row gets such a stride.
 // The copy engine has limits of its own: 32 bits for a place, 40 for a stride.
-func (m *matrix) boxed() bool {
+func (m *matrix) boxable() bool {
 	const unit, longestStride = vectorBytes / 2, 1 << 39
 	if m.rows == 1 {
 		m.rowStride = ceilDiv(m.columns, unit) * unit
@@ -53,26 +53,26 @@ func (m *matrix) boxed() bool {
 		max(m.rows, m.columns) < math.MaxInt32-sm90Rows
 }
 
-// asMatrix is a tensor as the rows and columns of a result, if boxes can be copied of it; one that
-// is not there fits.
-func asMatrix(v *tensor.View) (m matrix, ok bool) {
-	if v == nil {
-		return m, true
-	}
-	strides, ok := rowsAndColumns(v)
-	last := v.Rank() - 1
-	m = matrix{tensor.Elements(v.Shape[:last]), strides[0], v.Shape[last], strides[1]}
-	return m, ok && m.boxed()
-}
-
 // boxes is a tensor of the result's shape that is copied by boxes; of nil there is none.
 type boxes struct {
 	view *tensor.View
 	matrix
 }
 
-// boxedLaunch is a launch of product_sm90.cuh.
-type boxedLaunch struct {
+// boxesOf is a tensor as the rows and columns of a result, if boxes can be copied of it; one that
+// is not there fits.
+func boxesOf(v *tensor.View) (all boxes, ok bool) {
+	if v == nil {
+		return all, true
+	}
+	strides, ok := rowsAndColumns(v)
+	last := v.Rank() - 1
+	all = boxes{v, matrix{tensor.Elements(v.Shape[:last]), strides[0], v.Shape[last], strides[1]}}
+	return all, ok && all.boxable()
+}
+
+// productLaunch is a launch of product_sm90.cuh.
+type productLaunch struct {
 	builder      *builder
 	product      *onePass
 	tileColumns  int64
@@ -84,63 +84,61 @@ type boxedLaunch struct {
 	sums         *tensor.View
 }
 
-func (b *builder) boxed(o *onePass, tileColumns int64) *boxedLaunch {
-	return &boxedLaunch{
+func (b *builder) productLaunch(o *onePass, tileColumns int64) *productLaunch {
+	return &productLaunch{
 		builder: b, product: o, tileColumns: tileColumns, down: ceilDiv(o.rows, sm90Rows), across: ceilDiv(o.columns, tileColumns),
 		rights: [2]boxes{{o.views[lower.Right], o.right}},
 	}
 }
 
-// pairsWith makes another product's right operand the gate's: a tile has half of the columns of
-// each.
-func (l *boxedLaunch) pairsWith(gate *onePass) {
+// gatedBy makes another product's right operand the gate's: a tile has half of the columns of each.
+func (l *productLaunch) gatedBy(gate *onePass) {
 	l.rights[1] = boxes{gate.views[lower.Right], gate.right}
 	l.across = ceilDiv(l.product.columns, l.tileColumns/2)
 }
 
 // takes gives a launch tensors of the result's shape, and tells whether boxes can be copied of all.
-func (l *boxedLaunch) takes(places []boxes, tensors ...*tensor.View) bool {
+func (l *productLaunch) takes(places []boxes, tensors ...*tensor.View) bool {
 	for i, v := range tensors {
-		m, fits := asMatrix(v)
-		if !fits {
+		var fits bool
+		if places[i], fits = boxesOf(v); !fits {
 			return false
 		}
-		places[i] = boxes{v, m}
 	}
 	return true
 }
 
-// add adds the launch of a kernel, whose name goes on with dtype, form and columns.
-func (l *boxedLaunch) add(name string) {
+// function is the kernel of a family and a formula for this launch.
+func (l *productLaunch) function(family, formula string) string {
+	return fmt.Sprintf("%s_%s_%s_%s_%d", family, formula, l.builder.dt.Short(), form(l.product.across), l.tileColumns)
+}
+
+// add adds the launch.
+func (l *productLaunch) add(function string) {
 	o, b := l.product, l.builder
-	form, rightRows := "nt", l.tileColumns
+	rightRows := l.tileColumns
 	if l.rights[1].view != nil {
 		rightRows /= 2
 	}
 	if o.across {
-		form, rightRows = "nn", sm90Depth
+		rightRows = sm90Depth
 	}
 	p := &parameters{}
-	var maps []tensorMap
-	add := func(all boxes, rows int64) {
-		if all.view != nil {
-			m := all.matrix
-			maps = append(maps, tensorMap{
-				pointer{len(p.bytes), all.view}, []int64{m.columns, m.rows}, []int64{m.rowStride}, []int64{mapColumns, rows},
-			})
+	add := func(rows int64, all ...boxes) {
+		for _, m := range all {
+			if m.view == nil {
+				p.zeros(mapBytes)
+				continue
+			}
+			p.tensorMap(m.view, []int64{m.columns, m.rows}, []int64{m.rowStride}, []int64{mapColumns, rows})
 		}
-		p.bytes = append(p.bytes, make([]byte, mapBytes)...)
 	}
-	add(boxes{o.views[lower.Left], o.left}, sm90Rows)
-	for _, right := range l.rights {
-		add(right, rightRows)
-	}
-	for _, input := range l.inputs {
-		add(input, storedRows)
-	}
+	add(sm90Rows, boxes{o.views[lower.Left], o.left})
+	add(rightRows, l.rights[:]...)
+	add(storedRows, l.inputs[:]...)
+	add(storedRows, l.outputs[:]...)
 	wanted := int64(0)
 	for i, output := range l.outputs {
-		add(output, storedRows)
 		if output.view != nil {
 			wanted |= 1 << i
 		}
@@ -151,11 +149,23 @@ func (l *boxedLaunch) add(name string) {
 	p.address(l.sums)
 	p.numbers(numbers{})
 	p.sizes(o.depth, o.columns, l.down, l.across, min(l.down, bandOfTiles), wanted)
-	p.bytes = append(p.bytes, make([]byte, sm90Parameters-len(p.bytes))...)
-	function := fmt.Sprintf("%s_%s_%s_%d", name, b.dt.Short(), form, l.tileColumns)
-	made := p.launch(function, min(l.down*l.across, int64(b.device.processors)))
-	made.block[0], made.shared, made.maps = sm90Threads, sm90Shared, maps
-	b.launch(step{general: made})
+	b.launchSM90(p, function, min(l.down*l.across, int64(b.device.processors)))
+}
+
+// form names how a right operand lies: with contiguous columns, or a contiguous depth.
+func form(across bool) string {
+	if across {
+		return "nn"
+	}
+	return "nt"
+}
+
+// launchSM90 adds the launch of a kernel of product_sm90.cuh or grouped_sm90.cuh.
+func (b *builder) launchSM90(p *parameters, function string, blocks int64) {
+	p.zeros(sm90Parameters - len(p.bytes))
+	l := p.launch(function, blocks)
+	l.block[0], l.shared = sm90Threads, sm90Shared
+	b.launch(step{general: l})
 }
 
 // bandOfTiles is how many rows of tiles are walked together, so that what they share stays in the
@@ -165,8 +175,8 @@ const bandOfTiles = 16
 // The columns that tiles have.
 const narrowTile, wideTile = 128, 192
 
-// tileColumns is a tile's columns: those of the builder's way, or what a rule says.
-func (b *builder) tileColumns(rule int64) int64 {
+// byWay is a tile's columns: those of the builder's way, or what a rule says.
+func (b *builder) byWay(rule int64) int64 {
 	switch b.way {
 	case narrow:
 		return narrowTile
@@ -177,9 +187,9 @@ func (b *builder) tileColumns(rule int64) int64 {
 	}
 }
 
-// tileColumns chooses a tile's columns. The wider tile reads less for each product; the other one
+// fewestIdle chooses a tile's columns. The wider tile reads less for each product; the other one
 // may leave fewer processors idle in the last round.
-func (o *onePass) tileColumns(processors int) int64 {
+func (o *onePass) fewestIdle(processors int) int64 {
 	const worth = 1.05
 	if o.used(processors, narrowTile) > worth*o.used(processors, wideTile) {
 		return narrowTile

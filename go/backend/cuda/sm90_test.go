@@ -23,7 +23,7 @@ func TestTileColumns(t *testing.T) {
 		{8192, 14336, 192}, {4096, 4096, 128}, {2048, 3072, 192}, {128, 128, 128}, {128, 192, 128},
 	} {
 		o := onePass{rows: c.rows, columns: c.columns}
-		require.Equal(t, c.want, o.tileColumns(132), "%d x %d", c.rows, c.columns)
+		require.Equal(t, c.want, o.fewestIdle(132), "%d x %d", c.rows, c.columns)
 	}
 }
 
@@ -65,6 +65,6 @@ func TestBoxed(t *testing.T) {
 		{matrix{1 << 31, 16, 16, 1}, false}, // 32 bits
 		{matrix{2, 1 << 40, 16, 1}, false},
 	} {
-		require.Equal(t, c.want, c.m.boxed(), "%+v", c.m)
+		require.Equal(t, c.want, c.m.boxable(), "%+v", c.m)
 	}
 }

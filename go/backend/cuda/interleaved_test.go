@@ -27,9 +27,9 @@ func turns(v *tensor.View, gateFirst bool) (value, gate *tensor.View) {
 	return &even, &odd
 }
 
-// TestPairs: values and gates that take turns have a form with vectors, whose bits are those of the
+// TestInterleaved: values and gates that take turns have a form with vectors, whose bits are those of the
 // form for any strides (emulatedKernel compares them).
-func TestPairs(t *testing.T) {
+func TestInterleaved(t *testing.T) {
 	row, _ := activation.LookupGated("swiglu")
 	formula, numbers := row.Kernel([]float64{1.5, 1.25, 1, 1.702})
 	var r backend.Run
@@ -43,20 +43,20 @@ func TestPairs(t *testing.T) {
 			}{{[]int64{3, 16}, 32, true}, {[]int64{3, 16}, 48, true}, {[]int64{1, 8}, 16, true}, {[]int64{300, 8}, 16, true}, {[]int64{3, 9}, 18, false}, {[]int64{3, 16}, 33, false}} {
 				t.Run(fmt.Sprint(dt, gateFirst, of), func(t *testing.T) {
 					c := newCall(t, dt)
-					pairs := func() *tensor.View {
+					both := func() *tensor.View {
 						v := *c.operand([]int64{of.shape[0], of.row})
 						v.Shape = []int64{of.shape[0], 2 * of.shape[1]}
 						return &v
 					}
 					h := backend.Header{Op: "gated_activation", Kind: "swiglu", Formula: formula, DType: dt}
-					value, gate := turns(pairs(), gateFirst)
+					value, gate := turns(both(), gateFirst)
 					out := c.operand(of.shape)
 					b := c.run(r, func(b *builder) {
 						b.gated(&backend.Gated{Header: h, Value: value, Gate: gate, Out: out})
 					})
 					require.Equal(t, of.vectors, b.hasVectors())
 
-					gradValue, gradGate := turns(pairs(), gateFirst)
+					gradValue, gradGate := turns(both(), gateFirst)
 					backward := backend.GatedBackward{Header: h, GradOutput: out, Value: value, Gate: gate, GradValue: gradValue, GradGate: gradGate}
 					b = c.run(r, func(b *builder) { b.gatedBackward(&backward) })
 					require.Equal(t, of.vectors, b.hasVectors())

@@ -4,10 +4,10 @@ package cuda
 
 import "slices"
 
-// pairs makes the vector form of a launch whose last two views, value and gate, take turns in
+// interleaved makes the vector form of a launch whose last two views, value and gate, take turns in
 // memory, as the outputs do where there are two (elementwise_pairs of kernels/cuda/gated.cu). Other
 // views are contiguous along the innermost dimension. It is nil for other strides.
-func (w walk) pairs(f function, n numbers) *launch {
+func (w walk) interleaved(f function, n numbers) *launch {
 	inner, value := len(w.shape)-1, len(w.views)-2
 	width := vectorBytes / w.views[value].DType.Size()
 	if w.shape[inner]%width != 0 {
@@ -39,7 +39,7 @@ func (w walk) pairs(f function, n numbers) *launch {
 		}
 		starts.views[i], starts.views[i+1] = first, first
 	}
-	return starts.byVectors(f.pairs, n, width, 1, 0, gateFirst)
+	return starts.byVectors(f.interleaved, n, width, 1, 0, gateFirst)
 }
 
 // takeTurns tells whether the views i, a value, and i+1, its gate, are neighbours everywhere, and

@@ -46,7 +46,7 @@ type ScatterRows struct {
 type CombineRows struct {
 	Header
 	Input, Places, Scale *tensor.View // [t k, n], [t, k], [t, k]
-	Out                  *tensor.View // [t, n]
+	Out                  *tensor.View `role:"out"` // [t, n]
 }
 
 // ScaleGradient is
@@ -81,7 +81,8 @@ type ScaleRows struct {
 // them.
 type SumRows struct {
 	Header
-	Input, Scales, Sums *tensor.View
+	Input, Scales *tensor.View
+	Sums          *tensor.View `role:"sum"`
 }
 
 // ZeroRows writes zeros to the rows of Outputs, each [rows, n], that are of no group.

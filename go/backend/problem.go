@@ -25,7 +25,7 @@ type Header struct {
 	BatchInvariant bool
 	// Groups [e] are where the groups of a problem's rows end (grouped.go); nil where its rows
 	// belong to none.
-	Groups *tensor.View
+	Groups *tensor.View `role:"ends"`
 	// Choices are those of the tuning block that the call is in: a backend that has candidates
 	// times them and keeps the choice. nil outside of blocks, where every choice is fixed.
 	Choices *tuning.File
@@ -60,8 +60,24 @@ func (h *Header) IsBatchInvariant() bool { return h.BatchInvariant }
 // Grouping implements Problem.
 func (h *Header) Grouping() *tensor.View { return h.Groups }
 
+// Role is what a tensor is to its problem: the tag `role` of its field. Products, passes, SumRows
+// and CombineRows have these tags. With Groups, a tensor has rows, or a part for each group.
+type Role string
+
+// The roles.
+const (
+	Input      Role = ""      // with rows
+	GroupInput Role = "group" // with a part for each group
+	Output     Role = "out"   // with rows
+	Sum        Role = "sum"   // an output with a part for each group, to which a run may add
+	Ends       Role = "ends"  // Header.Groups
+)
+
 // Pair is a product within a sum of products.
-type Pair struct{ A, B *tensor.View }
+type Pair struct {
+	A *tensor.View
+	B *tensor.View `role:"group"`
+}
 
 // GemmEpilogue is out = act(a b + a' b' + ... + bias), where the pairs a', b' ... are More.
 //
@@ -76,9 +92,10 @@ type Pair struct{ A, B *tensor.View }
 type GemmEpilogue struct {
 	Header
 	BatchRank          int
-	A, B, Bias         *tensor.View
+	A                  *tensor.View
+	B, Bias            *tensor.View `role:"group"`
 	More               []Pair
-	Out, Preactivation *tensor.View
+	Out, Preactivation *tensor.View `role:"out"`
 }
 
 // GemmEpilogueBackward is
@@ -97,16 +114,19 @@ type GemmEpilogue struct {
 // gradients 0.
 type GemmEpilogueBackward struct {
 	Header
-	BatchRank              int
-	GradOutput, A, B, Bias *tensor.View
-	Preactivation, Output  *tensor.View
-	GradA, GradB, GradBias *tensor.View
+	BatchRank             int
+	GradOutput, A         *tensor.View
+	B, Bias               *tensor.View `role:"group"`
+	Preactivation, Output *tensor.View
+	GradA                 *tensor.View `role:"out"`
+	GradB, GradBias       *tensor.View `role:"sum"`
 }
 
 // Activation is out = act(input); both views have one shape.
 type Activation struct {
 	Header
-	Input, Out *tensor.View
+	Input *tensor.View
+	Out   *tensor.View `role:"out"`
 }
 
 // ActivationBackward is grad_input = grad_output act'(input) and out = act(input); all views have
@@ -115,7 +135,9 @@ type Activation struct {
 // it is [e, n], the sums of each group's rows. GradInput may be GradOutput's memory.
 type ActivationBackward struct {
 	Header
-	GradOutput, Input, GradInput, Out, GradBias *tensor.View
+	GradOutput, Input *tensor.View
+	GradInput, Out    *tensor.View `role:"out"`
+	GradBias          *tensor.View `role:"sum"`
 }
 
 // HiddenBackward is the backward of a layer's input that was act(preactivation):
@@ -183,7 +205,8 @@ type GatedHiddenBackward struct {
 // Gated is out = value act(gate); all views have one shape.
 type Gated struct {
 	Header
-	Value, Gate, Out *tensor.View
+	Value, Gate *tensor.View
+	Out         *tensor.View `role:"out"`
 }
 
 // GatedBackward is grad_value = grad_output act(gate) and grad_gate = grad_output value act'(gate);
@@ -194,8 +217,8 @@ type Gated struct {
 type GatedBackward struct {
 	Header
 	GradOutput, Value, Gate     *tensor.View
-	GradValue, GradGate         *tensor.View
-	GradBiasValue, GradBiasGate *tensor.View
+	GradValue, GradGate         *tensor.View `role:"out"`
+	GradBiasValue, GradBiasGate *tensor.View `role:"sum"`
 }
 
 // Pointwise is out = f(inputs), where each element is a function of the inputs' at the same place.
@@ -212,7 +235,7 @@ type GatedBackward struct {
 type Pointwise struct {
 	Header
 	Inputs []*tensor.View
-	Out    *tensor.View
+	Out    *tensor.View `role:"out"`
 }
 
 // PointwiseBackward is the gradients of a Pointwise's inputs, each summed over the dimensions in
@@ -220,8 +243,9 @@ type Pointwise struct {
 // its rank. Inputs are nil where they are not needed, and gradients where they are not wanted.
 type PointwiseBackward struct {
 	Header
-	GradOutput        *tensor.View
-	Inputs, Gradients []*tensor.View
+	GradOutput *tensor.View
+	Inputs     []*tensor.View
+	Gradients  []*tensor.View `role:"out"`
 	// Uses tells for each gradient of which inputs it is a function, beside GradOutput.
 	Uses [][]int
 }
@@ -267,20 +291,48 @@ func (p *PointwiseBackward) UsedBy(lists ...[]*tensor.View) []*tensor.View {
 
 // Views lists a problem's views in the order of its fields, and the ends of its groups last. Absent
 // ones are left out. Both of a GatedLinear has none of its own.
-func Views(p Problem) []*tensor.View {
-	var all []*tensor.View
-	problem := reflect.ValueOf(p).Elem()
-	for i := range problem.NumField() {
-		switch field := problem.Field(i).Interface().(type) {
-		case *tensor.View:
-			all = append(all, field)
-		case []*tensor.View:
-			all = append(all, field...)
-		case []Pair:
-			for _, pair := range field {
-				all = append(all, pair.A, pair.B)
-			}
+func Views(p Problem) (all []*tensor.View) {
+	Replaced(p, func(v *tensor.View, role Role) *tensor.View {
+		if role != Ends {
+			all = append(all, v)
+		}
+		return v
+	})
+	if ends := p.Grouping(); ends != nil {
+		all = append(all, ends)
+	}
+	return all
+}
+
+// Replaced is a problem over other tensors: `by` gives one for each that is there.
+func Replaced[P Problem](p P, by func(v *tensor.View, role Role) *tensor.View) P {
+	other := reflect.New(reflect.TypeOf(p).Elem())
+	other.Elem().Set(reflect.ValueOf(p).Elem())
+	replace(other.Elem(), Input, by)
+	return other.Interface().(P)
+}
+
+// replace replaces the tensors of a struct, or of a field or a part of one.
+func replace(of reflect.Value, role Role, by func(v *tensor.View, role Role) *tensor.View) {
+	switch old := of.Interface().(type) {
+	case *tensor.View:
+		if old != nil {
+			of.Set(reflect.ValueOf(by(old, role)))
+		}
+		return
+	case []*tensor.View:
+		of.Set(reflect.ValueOf(slices.Clone(old)))
+	case []Pair:
+		of.Set(reflect.ValueOf(slices.Clone(old)))
+	}
+	switch of.Kind() {
+	case reflect.Slice:
+		for i := range of.Len() {
+			replace(of.Index(i), role, by)
+		}
+	case reflect.Struct:
+		for i := range of.NumField() {
+			replace(of.Field(i), Role(of.Type().Field(i).Tag.Get("role")), by)
 		}
 	}
-	return slices.DeleteFunc(append(all, p.Grouping()), func(v *tensor.View) bool { return v == nil })
 }

@@ -202,15 +202,13 @@ func reversed(l loops) (shape []int64, strides [][]int64) {
 }
 
 func (b *builder) activationBackward(p *backend.ActivationBackward) {
-	inputs := b.inputs(p.GradOutput, p.Input)
-	groups, biases := b.header(p.Header).Groups, []*tensor.View{b.place(p.GradBias, hostOutput, true)}
-	b.slopes(formula{name: "activation_backward", kind: p.Formula}, groups, biases, b.outputs(p.GradInput, p.Out), inputs)
+	b.slopes(formula{name: "activation_backward", kind: p.Formula}, p.Groups, []*tensor.View{p.GradBias},
+		[]*tensor.View{p.GradInput, p.Out}, []*tensor.View{p.GradOutput, p.Input})
 }
 
 func (b *builder) gatedBackward(p *backend.GatedBackward) {
-	inputs := b.inputs(p.GradOutput, p.Value, p.Gate)
-	groups, biases := b.header(p.Header).Groups, []*tensor.View{b.place(p.GradBiasValue, hostOutput, true), b.place(p.GradBiasGate, hostOutput, true)}
-	b.slopes(formula{name: "gated_backward", kind: p.Formula}, groups, biases, b.outputs(p.GradValue, p.GradGate), inputs)
+	b.slopes(formula{name: "gated_backward", kind: p.Formula}, p.Groups, []*tensor.View{p.GradBiasValue, p.GradBiasGate},
+		[]*tensor.View{p.GradValue, p.GradGate}, []*tensor.View{p.GradOutput, p.Value, p.Gate})
 }
 
 // slopes adds the sums for biases, and then the results: grad_input may be grad_output's memory.
@@ -226,16 +224,16 @@ func pointwiseFormula(h *backend.Header, backward string, inputs []*tensor.View)
 }
 
 func (b *builder) pointwise(p *backend.Pointwise) {
-	b.elementwise(pointwiseFormula(&p.Header, "", p.Inputs), b.outputs(p.Out), b.inputs(p.Inputs...))
+	b.elementwise(pointwiseFormula(&p.Header, "", p.Inputs), []*tensor.View{p.Out}, p.Inputs)
 }
 
 // pointwiseBackward makes one pass for all gradients of grad_output's own shape, and one for each
 // of those that are summed.
 func (b *builder) pointwiseBackward(p *backend.PointwiseBackward) {
-	inputs := b.inputs(append([]*tensor.View{p.GradOutput}, p.Inputs...)...)
+	inputs := append([]*tensor.View{p.GradOutput}, p.Inputs...)
 	f := pointwiseFormula(&p.Header, "_backward", p.Inputs)
 	full := make([]*tensor.View, len(p.Gradients))
-	for i, gradient := range b.outputs(p.Gradients...) {
+	for i, gradient := range p.Gradients {
 		if gradient == nil || slices.Equal(gradient.Shape, p.GradOutput.Shape) {
 			full[i] = gradient
 			continue

@@ -21,27 +21,10 @@ const (
 	tileDepth = 16
 )
 
-// gemmEpilogue adds out = act(a b + bias).
-func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
-	in, out := b.inputs(p.A, p.B, p.Bias), b.outputs(p.Out, p.Preactivation)
-	var more []backend.Pair
-	for _, pair := range p.More {
-		of := b.inputs(pair.A, pair.B)
-		more = append(more, backend.Pair{A: of[0], B: of[1]})
-	}
-	b.multiply(lower.Forward(&backend.GemmEpilogue{
-		Header: b.header(p.Header), BatchRank: p.BatchRank, A: in[0], B: in[1], Bias: in[2], More: more, Out: out[0], Preactivation: out[1],
-	}))
-}
-
 // gemmEpilogueBackward adds the steps of a backward. The pass is one dispatch for
 // grad_preactivation and others for the sums.
 func (b *builder) gemmEpilogueBackward(p *backend.GemmEpilogueBackward) {
-	in := b.inputs(p.GradOutput, p.A, p.B, p.Bias, p.Preactivation, p.Output)
-	made := lower.Gradients(&backend.GemmEpilogueBackward{
-		Header: b.header(p.Header), BatchRank: p.BatchRank, GradOutput: in[0], A: in[1], B: in[2], Bias: in[3], Preactivation: in[4], Output: in[5],
-		GradA: b.place(p.GradA, hostOutput, false), GradB: b.place(p.GradB, hostOutput, true), GradBias: b.place(p.GradBias, hostOutput, true),
-	}, b.region)
+	made := lower.Gradients(p, b.region)
 	if made.Recompute != nil {
 		b.multiply(lower.Forward(made.Recompute))
 	}
@@ -176,7 +159,7 @@ func (b *builder) tiles(p *lower.Product) ([]tile, bool) {
 			return nil, false
 		}
 		for i, o := range all {
-			if !grouped && o.written && isHalf(o.view.DType) && !t.quads(i, ofColumns) {
+			if !grouped && o.written && o.view.DType.IsHalf() && !t.quads(i, ofColumns) {
 				return nil, false
 			}
 		}
@@ -342,7 +325,7 @@ func (b *builder) tileStep(p *lower.Product, x tile, quads bool) *step {
 	tiling := b.tilingOf(x)
 	tiling.define(t.definitions)
 	t.definitions["SUM_OF_SUMS"] = ""
-	if !isHalf(b.dt) { // where 16 bits are stored, they hide the error of a long sum
+	if !b.dt.IsHalf() { // where 16 bits are stored, they hide the error of a long sum
 		t.definitions["SUM_OF_SUMS"] = "yes"
 	}
 	return &step{

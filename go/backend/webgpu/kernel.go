@@ -119,29 +119,25 @@ func (b *builder) region(dt dtype.DType, shape ...int64) *tensor.View {
 	return b.add(slot{kind: scratch, bytes: v.Numel() * dt.Size()}, v)
 }
 
-// inputs are views of the buffers that operands are copied to, or lie in; those of one tensor are
-// one.
-func (b *builder) inputs(views ...*tensor.View) []*tensor.View {
-	all := make([]*tensor.View, len(views))
-	for i, v := range views {
-		all[i] = b.place(v, hostInput, false)
-	}
-	return all
+// placed is a problem over the buffers that its operands are copied to, or lie in.
+func placed[P backend.Problem](b *builder, p P) P {
+	return backend.Replaced(p, func(v *tensor.View, role backend.Role) *tensor.View {
+		switch role {
+		case backend.Output:
+			return b.output(v)
+		case backend.Sum:
+			return b.place(v, hostOutput, true)
+		default:
+			return b.input(v)
+		}
+	})
 }
 
-func (b *builder) outputs(views ...*tensor.View) []*tensor.View {
-	all := make([]*tensor.View, len(views))
-	for i, v := range views {
-		all[i] = b.place(v, hostOutput, false)
-	}
-	return all
-}
+// input is a view of the buffer of an operand that is read; those of one tensor are one.
+func (b *builder) input(v *tensor.View) *tensor.View { return b.place(v, hostInput, false) }
 
-// header is a problem's, with the groups' ends in a buffer.
-func (b *builder) header(h backend.Header) backend.Header {
-	h.Groups = b.place(h.Groups, hostInput, false)
-	return h
-}
+// output is a view of the buffer of an operand that is written.
+func (b *builder) output(v *tensor.View) *tensor.View { return b.place(v, hostOutput, false) }
 
 // place finds room for an operand. What is in the host's memory is packed: in the order that it has
 // there, with nothing in between.

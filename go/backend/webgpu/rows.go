@@ -108,7 +108,7 @@ func (b *builder) words(v *tensor.View) (low *tensor.View, high int64) {
 	for d := range v.Strides {
 		pairs.Strides[d] *= 2
 	}
-	placed := b.place(&pairs, hostInput, false)
+	placed := b.input(&pairs)
 	return placed, placed.Strides[v.Rank()]
 }
 
@@ -127,9 +127,9 @@ func (b *builder) groupEnds(p *backend.GroupEnds) {
 	if m.wide = p.Offsets.DType == dtype.Int64; m.wide {
 		offsets, m.split = b.words(p.Offsets)
 	} else {
-		offsets = b.place(p.Offsets, hostInput, false)
+		offsets = b.input(p.Offsets)
 	}
-	b.move(m, rowOperand{"TO", b.place(p.Ends, hostOutput, false), []int{byName}, true}, rowOperand{"FROM", offsets, []int{byName}, false})
+	b.move(m, rowOperand{"TO", b.output(p.Ends), []int{byName}, true}, rowOperand{"FROM", offsets, []int{byName}, false})
 }
 
 // route counts the slots of each group in chunks, adds them up, and finds the places of each
@@ -137,7 +137,7 @@ func (b *builder) groupEnds(p *backend.GroupEnds) {
 func (b *builder) route(p *backend.Route) {
 	const leastChunk, mostChunks = 256, 1 << 15
 	groups, slots := p.Ends.Shape[0], p.Index.Numel()
-	ends, places := b.place(p.Ends, hostOutput, false), b.place(p.Places, hostOutput, false)
+	ends, places := b.output(p.Ends), b.output(p.Places)
 	if slots == 0 {
 		b.zero(ends)
 		return
@@ -169,40 +169,40 @@ func (b *builder) route(p *backend.Route) {
 
 func (b *builder) scatterRows(p *backend.ScatterRows) {
 	tokens, each := p.Places.Shape[0], p.Places.Shape[1]
-	places := rowOperand{"PLACES", b.place(p.Places, hostInput, false), []int{byToken, bySlot}, false}
+	places := rowOperand{"PLACES", b.input(p.Places), []int{byToken, bySlot}, false}
 	if p.Out != nil {
 		b.move(moves{name: "scatter", columns: p.Out.Shape[1], slots: each, tokens: tokens},
-			rowOperand{"TO", b.place(p.Out, hostOutput, false), []int{byName, byColumn}, true},
-			rowOperand{"FROM", b.place(p.Input, hostInput, false), []int{byToken, byColumn}, false}, places)
+			rowOperand{"TO", b.output(p.Out), []int{byName, byColumn}, true},
+			rowOperand{"FROM", b.input(p.Input), []int{byToken, byColumn}, false}, places)
 	}
 	if p.Scales == nil {
 		return
 	}
 	b.move(moves{name: "scatter", columns: 1, slots: each, tokens: tokens},
-		rowOperand{"TO", b.place(p.Scales, hostOutput, false), []int{byName}, true},
-		rowOperand{"FROM", b.place(p.Scale, hostInput, false), []int{byToken, bySlot}, false}, places)
+		rowOperand{"TO", b.output(p.Scales), []int{byName}, true},
+		rowOperand{"FROM", b.input(p.Scale), []int{byToken, bySlot}, false}, places)
 }
 
 func (b *builder) combineRows(p *backend.CombineRows) {
-	out, each := b.place(p.Out, hostOutput, false), p.Places.Shape[1]
+	each := p.Places.Shape[1]
 	if each == 0 {
-		b.zero(out)
+		b.zero(p.Out)
 		return
 	}
 	b.move(moves{name: "combine", columns: p.Out.Shape[1], slots: 1, tokens: p.Out.Shape[0], terms: each},
-		rowOperand{"TO", out, []int{byToken, byColumn}, true},
-		rowOperand{"FROM", b.place(p.Input, hostInput, false), []int{byName, byColumn}, false},
-		rowOperand{"PLACES", b.place(p.Places, hostInput, false), []int{byToken, bySlot}, false},
-		rowOperand{"SCALE", b.place(p.Scale, hostInput, false), []int{byToken, bySlot}, false})
+		rowOperand{"TO", p.Out, []int{byToken, byColumn}, true},
+		rowOperand{"FROM", p.Input, []int{byName, byColumn}, false},
+		rowOperand{"PLACES", p.Places, []int{byToken, bySlot}, false},
+		rowOperand{"SCALE", p.Scale, []int{byToken, bySlot}, false})
 }
 
 func (b *builder) scaleGradient(p *backend.ScaleGradient) {
 	m := moves{name: "scale_gradient", columns: 1, slots: p.Places.Shape[1], tokens: p.Places.Shape[0]}
 	slots := []int{byToken, bySlot}
 	list := []rowOperand{
-		{"TO", b.place(p.GradScale, hostOutput, false), slots, true},
-		{"FROM", b.place(p.Sums, hostInput, false), []int{byName}, false},
-		{"PLACES", b.place(p.Places, hostInput, false), slots, false},
+		{"TO", b.output(p.GradScale), slots, true},
+		{"FROM", b.input(p.Sums), []int{byName}, false},
+		{"PLACES", b.input(p.Places), slots, false},
 		{name: "BIAS"},
 		{name: "GRAD"},
 		{name: "INDEX"},
@@ -210,8 +210,8 @@ func (b *builder) scaleGradient(p *backend.ScaleGradient) {
 	if p.Bias != nil && !p.Bias.IsEmpty() {
 		index, _ := b.words(p.Index)
 		m.terms = p.Bias.Shape[1]
-		list[3] = rowOperand{"BIAS", b.place(p.Bias, hostInput, false), []int{byName, byColumn}, false}
-		list[4] = rowOperand{"GRAD", b.place(p.GradOutput, hostInput, false), []int{byToken, byColumn}, false}
+		list[3] = rowOperand{"BIAS", b.input(p.Bias), []int{byName, byColumn}, false}
+		list[4] = rowOperand{"GRAD", b.input(p.GradOutput), []int{byToken, byColumn}, false}
 		list[5] = rowOperand{"INDEX", index, slots, false}
 	}
 	b.move(m, list...)
@@ -219,30 +219,30 @@ func (b *builder) scaleGradient(p *backend.ScaleGradient) {
 
 // scaleRows sums products of elements along the rows, and multiplies rows by their scales.
 func (b *builder) scaleRows(p *backend.ScaleRows) {
-	both, product := b.inputs(p.Grad, p.Hidden), formula{name: "product"}
+	both, product := []*tensor.View{b.input(p.Grad), b.input(p.Hidden)}, formula{name: "product"}
 	if p.Sums != nil {
-		sums := b.place(p.Sums, hostOutput, false).Unsqueeze(1)
+		sums := b.output(p.Sums).Unsqueeze(1)
 		b.sums(product, []*tensor.View{&sums}, both)
 	}
-	scales := b.place(p.Scales, hostInput, false)
+	scales := b.input(p.Scales)
 	for i, scaled := range []*tensor.View{p.Grad, p.Hidden} {
 		if is := [2]bool{p.ScalesGrad, p.ScalesHidden}[i]; !is {
 			continue
 		}
 		column := *scales
 		column.Shape, column.Strides = scaled.Shape, []int64{scales.Strides[0], 0}
-		b.elementwise(product, b.outputs(scaled), []*tensor.View{both[i], &column})
+		b.elementwise(product, []*tensor.View{b.output(scaled)}, []*tensor.View{both[i], &column})
 	}
 }
 
 // zeroRows zeros rows of what has other rows already.
 func (b *builder) zeroRows(p *backend.ZeroRows) {
-	groups := b.header(p.Header).Groups
+	groups := b.input(p.Groups)
 	for _, v := range p.Outputs {
 		if v == nil || v.IsEmpty() {
 			continue
 		}
-		out := b.place(v, hostOutput, false)
+		out := b.output(v)
 		if groups.IsEmpty() {
 			b.zero(out)
 			continue

@@ -67,7 +67,7 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 	if f.tensorWeight {
 		d["WEIGHT"] = "tensor"
 	}
-	if isHalf(b.dt) {
+	if b.dt.IsHalf() {
 		d["APPROXIMATE"] = "yes"
 	}
 	bits := f.name == "identity" && !f.accumulates && file == "elementwise"
@@ -95,11 +95,11 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 		}
 		short, access, wordType, way := o.view.DType.Short(), "read", "u32", ""
 		switch {
-		case o.quads && isHalf(o.view.DType):
+		case o.quads && o.view.DType.IsHalf():
 			wordType, way = "vec2<u32>", "QUADS_"
 		case o.quads:
 			wordType, way = "vec4<u32>", "QUADS_"
-		case o.written && isHalf(o.view.DType):
+		case o.written && o.view.DType.IsHalf():
 			wordType = "atomic<u32>" // the other half may be another thread's
 		}
 		d["QUAD"+number] = way
@@ -181,5 +181,3 @@ func (b *builder) grid(p *params, threads int64) [3]uint32 {
 }
 
 func ceilDiv(n, d int64) int64 { return (n + d - 1) / d }
-
-func isHalf(dt dtype.DType) bool { return dt.IsHalf() }

@@ -13,8 +13,10 @@ import (
 	"strings"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
+	"github.com/epigrad/epigrad/go/tensor"
 )
 
 const backendName = "webgpu"
@@ -92,21 +94,23 @@ func (*Backend) Computes(dt dtype.DType) bool { return dt != dtype.Float64 }
 func (b *builder) plan(p backend.Problem) {
 	switch p := p.(type) {
 	case *backend.Activation:
-		b.elementwise(formula{name: "activation", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Input))
+		p = placed(b, p)
+		b.elementwise(formula{name: "activation", kind: p.Formula}, []*tensor.View{p.Out}, []*tensor.View{p.Input})
 	case *backend.ActivationBackward:
-		b.activationBackward(p)
+		b.activationBackward(placed(b, p))
 	case *backend.Gated:
-		b.elementwise(formula{name: "gated", kind: p.Formula}, b.outputs(p.Out), b.inputs(p.Value, p.Gate))
+		p = placed(b, p)
+		b.elementwise(formula{name: "gated", kind: p.Formula}, []*tensor.View{p.Out}, []*tensor.View{p.Value, p.Gate})
 	case *backend.GatedBackward:
-		b.gatedBackward(p)
+		b.gatedBackward(placed(b, p))
 	case *backend.Pointwise:
-		b.pointwise(p)
+		b.pointwise(placed(b, p))
 	case *backend.PointwiseBackward:
-		b.pointwiseBackward(p)
+		b.pointwiseBackward(placed(b, p))
 	case *backend.GemmEpilogue:
-		b.gemmEpilogue(p)
+		b.multiply(lower.Forward(placed(b, p)))
 	case *backend.GemmEpilogueBackward:
-		b.gemmEpilogueBackward(p)
+		b.gemmEpilogueBackward(placed(b, p))
 	case *backend.GroupEnds:
 		b.groupEnds(p)
 	case *backend.Route:
@@ -114,13 +118,14 @@ func (b *builder) plan(p backend.Problem) {
 	case *backend.ScatterRows:
 		b.scatterRows(p)
 	case *backend.CombineRows:
-		b.combineRows(p)
+		b.combineRows(placed(b, p))
 	case *backend.ScaleGradient:
 		b.scaleGradient(p)
 	case *backend.ScaleRows:
 		b.scaleRows(p)
 	case *backend.SumRows:
-		b.sumRows(b.header(p.Header).Groups, b.place(p.Input, hostInput, false), b.place(p.Scales, hostInput, false), b.place(p.Sums, hostOutput, true))
+		p = placed(b, p)
+		b.sumRows(p.Groups, p.Input, p.Scales, p.Sums)
 	case *backend.ZeroRows:
 		b.zeroRows(p)
 	default:

@@ -55,8 +55,7 @@ func (p *perRows) of(rows int64) (backend.Kernel, error) {
 // WorkspaceBytes is enough for a kernel of any number of rows.
 func (p *perRows) WorkspaceBytes() int64 { return p.whole.WorkspaceBytes() }
 
-// operand is a tensor of a problem: of rows, or with a matrix or a vector for each group. One that
-// is nil is absent.
+// operand is a tensor of a problem: of rows, or with a matrix or a vector for each group.
 type operand struct {
 	view    *tensor.View
 	ofGroup bool
@@ -71,83 +70,35 @@ type division struct {
 	sums bool
 }
 
-// ofRows is an operand of a group's problem: so many rows of a tensor of rows.
-func (d *division) ofRows(v *tensor.View) *tensor.View {
-	d.operands = append(d.operands, operand{v, false})
-	return d.numbered(v, func(n *tensor.View) { n.Shape = append([]int64{d.rows}, v.Shape[1:]...) })
-}
-
-// ofGroup is an operand of a group's problem: the matrix or vector of one group.
-func (d *division) ofGroup(v *tensor.View) *tensor.View {
-	d.operands = append(d.operands, operand{v, true})
-	return d.numbered(v, func(n *tensor.View) { n.Shape, n.Strides = v.Shape[1:], v.Strides[1:] })
-}
-
-// sum is ofGroup for a result.
-func (d *division) sum(v *tensor.View) *tensor.View {
-	d.sums = d.sums || v != nil
-	return d.ofGroup(v)
-}
-
-// sumRow is sum for a vector, as a matrix of one row.
-func (d *division) sumRow(v *tensor.View) *tensor.View {
-	if v = d.sum(v); v == nil {
-		return nil
-	}
-	row := v.Unsqueeze(0)
-	return &row
-}
-
-// numbered is a copy of the operand that was noted last, from its first element on.
-func (d *division) numbered(v *tensor.View, change func(n *tensor.View)) *tensor.View {
-	if v == nil {
-		return nil
-	}
-	n := *v
-	n.Operand, n.Offset = len(d.operands)-1, 0
-	change(&n)
-	return &n
-}
-
 // part is the problem of the division's rows; nil for one that no engine knows.
 func (d *division) part(p backend.Problem) backend.Problem {
-	alone := func(h backend.Header) backend.Header {
-		h.Groups = nil
-		return h
+	isPass := false // whose sums have the rank of rows
+	switch p.(type) {
+	case *backend.Activation, *backend.ActivationBackward, *backend.Gated, *backend.GatedBackward:
+		isPass = true
+	case *backend.GemmEpilogue, *backend.GemmEpilogueBackward:
+	default:
+		return nil
 	}
-	switch p := p.(type) {
-	case *backend.Activation:
-		return &backend.Activation{Header: alone(p.Header), Input: d.ofRows(p.Input), Out: d.ofRows(p.Out)}
-	case *backend.ActivationBackward:
-		return &backend.ActivationBackward{
-			Header: alone(p.Header), GradOutput: d.ofRows(p.GradOutput), Input: d.ofRows(p.Input),
-			GradInput: d.ofRows(p.GradInput), Out: d.ofRows(p.Out), GradBias: d.sumRow(p.GradBias),
+	return backend.Replaced(p, func(v *tensor.View, role backend.Role) *tensor.View {
+		if role == backend.Ends {
+			return nil
 		}
-	case *backend.Gated:
-		return &backend.Gated{Header: alone(p.Header), Value: d.ofRows(p.Value), Gate: d.ofRows(p.Gate), Out: d.ofRows(p.Out)}
-	case *backend.GatedBackward:
-		return &backend.GatedBackward{
-			Header: alone(p.Header), GradOutput: d.ofRows(p.GradOutput), Value: d.ofRows(p.Value), Gate: d.ofRows(p.Gate),
-			GradValue: d.ofRows(p.GradValue), GradGate: d.ofRows(p.GradGate),
-			GradBiasValue: d.sumRow(p.GradBiasValue), GradBiasGate: d.sumRow(p.GradBiasGate),
+		sums := role == backend.Sum
+		ofGroup := sums || role == backend.GroupInput
+		n := *v
+		n.Operand, n.Offset = len(d.operands), 0
+		if ofGroup {
+			n.Shape, n.Strides = v.Shape[1:], v.Strides[1:]
+		} else {
+			n.Shape = append([]int64{d.rows}, v.Shape[1:]...)
 		}
-	case *backend.GemmEpilogue:
-		part := &backend.GemmEpilogue{
-			Header: alone(p.Header), A: d.ofRows(p.A), B: d.ofGroup(p.B), Bias: d.ofGroup(p.Bias),
-			Out: d.ofRows(p.Out), Preactivation: d.ofRows(p.Preactivation),
+		if sums && isPass {
+			n = n.Unsqueeze(0)
 		}
-		for _, pair := range p.More {
-			part.More = append(part.More, backend.Pair{A: d.ofRows(pair.A), B: d.ofGroup(pair.B)})
-		}
-		return part
-	case *backend.GemmEpilogueBackward:
-		return &backend.GemmEpilogueBackward{
-			Header: alone(p.Header), GradOutput: d.ofRows(p.GradOutput), A: d.ofRows(p.A), B: d.ofGroup(p.B), Bias: d.ofGroup(p.Bias),
-			Preactivation: d.ofRows(p.Preactivation), Output: d.ofRows(p.Output),
-			GradA: d.ofRows(p.GradA), GradB: d.sum(p.GradB), GradBias: d.sum(p.GradBias),
-		}
-	}
-	return nil
+		d.operands, d.sums = append(d.operands, operand{v, ofGroup}), d.sums || sums
+		return &n
+	})
 }
 
 // byGroup is a kernel that has an engine solve the problem of each group.
@@ -179,7 +130,7 @@ func newByGroup(p backend.Problem, engine Selector) (backend.Kernel, error) {
 // Run implements backend.Kernel. Where no operand is of a group the rows of all are solved at once.
 func (k *byGroup) Run(r *backend.Run) error {
 	groups := groupsOf(k.groups, r)
-	if !slices.ContainsFunc(k.operands, func(o operand) bool { return o.ofGroup && o.view != nil }) {
+	if !slices.ContainsFunc(k.operands, func(o operand) bool { return o.ofGroup }) {
 		groups = []group{{0, 0, rowsOf(k.groups, r)}}
 	}
 	for _, g := range groups {
@@ -204,7 +155,7 @@ func (k *byGroup) bases(r *backend.Run, g group) []unsafe.Pointer {
 	bases := make([]unsafe.Pointer, len(k.operands))
 	for i, o := range k.operands {
 		switch {
-		case o.view == nil || o.view.IsEmpty():
+		case o.view.IsEmpty():
 		case o.ofGroup:
 			bases[i] = address(o.view, r, g.number)
 		case g.rows() > 0: // an empty tensor's address may be invalid

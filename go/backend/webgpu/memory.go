@@ -7,6 +7,7 @@ package webgpu
 import "C"
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -117,30 +118,48 @@ func hostMemory() int64 {
 	return int64(C.sysconf(C._SC_PHYS_PAGES)) * int64(C.sysconf(C._SC_PAGESIZE))
 }
 
-// Allocate makes an array of so many bytes on the adapter and returns its address, which nobody can
-// read or write.
-func Allocate(bytes int64) (uintptr, error) {
+// locked gives the device to `use`, with its mutex held.
+func locked(use func(d *device) error) error {
 	d, err := theDevice()
 	if err != nil {
-		return 0, err
-	}
-	if bytes < 0 {
-		return 0, status.Errorf(status.InvalidProblem, "webgpu: allocate: bytes: got %d, want a number >= 0", bytes)
+		return err
 	}
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	b, err := d.acquire(C.EPG_WGPU_STORAGE, bytes)
-	if err != nil {
-		return 0, err
-	}
-	address := uintptr(C.epg_wgpu_reserve(C.uint64_t(b.bytes)))
-	if address == 0 {
-		d.giveBack(b)
-		return 0, failure(C.EPG_WGPU_OUT_OF_MEMORY, "reserve addresses", "the process has no address space left")
-	}
-	at, _ := d.memory.find(address)
-	d.memory.arrays = slices.Insert(d.memory.arrays, at, array{address, uintptr(b.bytes), b})
-	return address, nil
+	return use(d)
+}
+
+// within gives `use` the buffer that has so many bytes from an address on, and where they start.
+func within(address uintptr, bytes int64, use func(d *device, b buffer, at int64) error) error {
+	return locked(func(d *device) error {
+		a, err := d.memory.holding(address, bytes)
+		if err != nil {
+			return err
+		}
+		return use(d, a.buffer, int64(address-a.address))
+	})
+}
+
+// Allocate makes an array of so many bytes on the adapter and returns its address, which nobody can
+// read or write.
+func Allocate(bytes int64) (address uintptr, err error) {
+	err = locked(func(d *device) error {
+		if bytes < 0 {
+			return status.Errorf(status.InvalidProblem, "webgpu: allocate: bytes: got %d, want a number >= 0", bytes)
+		}
+		b, err := d.acquire(C.EPG_WGPU_STORAGE, bytes)
+		if err != nil {
+			return err
+		}
+		if address = uintptr(C.epg_wgpu_reserve(C.uint64_t(b.bytes))); address == 0 {
+			d.giveBack(b)
+			return failure(C.EPG_WGPU_OUT_OF_MEMORY, "reserve addresses", "the process has no address space left")
+		}
+		at, _ := d.memory.find(address)
+		d.memory.arrays = slices.Insert(d.memory.arrays, at, array{address, uintptr(b.bytes), b})
+		return nil
+	})
+	return address, err
 }
 
 // Allocate implements backend.Allocator.
@@ -151,83 +170,50 @@ func (*Backend) Free(address uintptr) error { return Free(address) }
 
 // Free gives an array back. Calls that use it and have not ended keep what they need.
 func Free(address uintptr) error {
-	d, err := theDevice()
-	if err != nil {
-		return err
-	}
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	at, found := d.memory.find(address)
-	if !found {
-		return noArray(address)
-	}
-	a := d.memory.arrays[at]
-	d.memory.arrays = slices.Delete(d.memory.arrays, at, at+1)
-	C.epg_wgpu_unreserve(C.uintptr_t(a.address), C.uint64_t(a.bytes))
-	d.giveBack(a.buffer)
-	return nil
+	return locked(func(d *device) error {
+		at, found := d.memory.find(address)
+		if !found {
+			return noArray(address)
+		}
+		a := d.memory.arrays[at]
+		d.memory.arrays = slices.Delete(d.memory.arrays, at, at+1)
+		C.epg_wgpu_unreserve(C.uintptr_t(a.address), C.uint64_t(a.bytes))
+		d.giveBack(a.buffer)
+		return nil
+	})
 }
 
 // Write puts so many bytes of the host's memory into an array, before whatever is run next.
 func Write(address uintptr, from unsafe.Pointer, bytes int64) error {
-	d, err := theDevice()
-	if err != nil {
-		return err
-	}
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	a, err := d.memory.holding(address, bytes)
-	if err != nil {
-		return err
-	}
-	run := &submission{device: d}
-	return run.write(a.buffer, int64(address-a.address), unsafe.Slice((*byte)(from), bytes))
+	return within(address, bytes, func(d *device, b buffer, at int64) error {
+		run := &submission{device: d}
+		return run.write(b, at, unsafe.Slice((*byte)(from), bytes))
+	})
 }
 
 // Read waits for the work that was submitted and copies so many bytes of an array into the host's
 // memory.
 func Read(address uintptr, to unsafe.Pointer, bytes int64) error {
-	d, err := theDevice()
-	if err != nil {
-		return err
-	}
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	a, err := d.memory.holding(address, bytes)
-	if err != nil || bytes == 0 {
-		return err
-	}
-	data := unsafe.Slice((*byte)(to), bytes)
-	run := &submission{device: d}
-	defer run.release()
-	run.readBack = append(run.readBack, readBack{a.buffer, int64(address - a.address), int64(len(data)), func(bytes []byte) { copy(data, bytes) }})
-	return run.submit()
+	return within(address, bytes, func(d *device, b buffer, at int64) error {
+		if bytes == 0 {
+			return nil
+		}
+		data := unsafe.Slice((*byte)(to), bytes)
+		run := &submission{device: d}
+		defer run.release()
+		run.readBack = append(run.readBack, readBack{b, at, bytes, func(read []byte) { copy(data, read) }})
+		return run.submit()
+	})
 }
 
 // Holds implements backend.Keeper.
 func (*Backend) Holds(address uintptr, bytes int64) error {
-	d, err := theDevice()
-	if err != nil {
-		return err
-	}
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	_, err = d.memory.holding(address, bytes)
-	return err
+	return within(address, bytes, func(*device, buffer, int64) error { return nil })
 }
 
 // find returns where an array with this address is, or would be.
 func (m *memory) find(address uintptr) (int, bool) {
-	return slices.BinarySearchFunc(m.arrays, address, func(a array, address uintptr) int {
-		switch {
-		case a.address < address:
-			return -1
-		case a.address > address:
-			return 1
-		default:
-			return 0
-		}
-	})
+	return slices.BinarySearchFunc(m.arrays, address, func(a array, address uintptr) int { return cmp.Compare(a.address, address) })
 }
 
 // holding returns the array that has so many bytes from an address on.

@@ -27,8 +27,8 @@ func turns(v *tensor.View, gateFirst bool) (value, gate *tensor.View) {
 	return &even, &odd
 }
 
-// TestInterleaved: values and gates that take turns have a form with vectors, whose bits are those of the
-// form for any strides (emulatedKernel compares them).
+// TestInterleaved: values and gates that take turns have a form with vectors, whose bits are those
+// of the form for any strides (emulatedKernel compares them).
 func TestInterleaved(t *testing.T) {
 	row, _ := activation.LookupGated("swiglu")
 	formula, numbers := row.Kernel([]float64{1.5, 1.25, 1, 1.702})

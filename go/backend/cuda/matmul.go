@@ -96,27 +96,26 @@ func (m matrix) byColumns() (ld int64, ok bool) {
 	return byColumns(m.rows, m.rowStride, m.columns, m.columnStride)
 }
 
+// lies tells in which orders BLAS can read or write a matrix in place.
+func (m matrix) lies() (byColumns, byRows bool) {
+	_, byColumns = m.byColumns()
+	_, byRows = m.transposed().byColumns()
+	return byColumns, byRows
+}
+
 // inPlace reports whether BLAS can read an operand as it lies.
 func inPlace(rows, columns []lower.Dim, operand int) bool {
 	m, ok := matrixOf(rows, columns, operand)
-	if !ok {
-		return false
-	}
-	_, columnwise := m.byColumns()
-	_, rowwise := m.transposed().byColumns()
-	return columnwise || rowwise
+	byColumns, byRows := m.lies()
+	return ok && (byColumns || byRows)
 }
 
 // writable is inPlace for a result; with a bias, which BLAS adds along its own columns, that has to
 // have rows.
 func writable(p *lower.Product) bool {
 	m, ok := matrixOf(p.M, p.N, lower.Out)
-	if !ok {
-		return false
-	}
-	_, columnwise := m.byColumns()
-	_, rowwise := m.transposed().byColumns()
-	return rowwise || columnwise && p.Views[lower.Bias] == nil
+	byColumns, byRows := m.lies()
+	return ok && (byRows || byColumns && p.Views[lower.Bias] == nil)
 }
 
 // multiply adds a product without an activation to the program. A bias has contiguous elements.

@@ -421,7 +421,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 		ofHopper := func(name string, columns ...string) {
 			for _, form := range []string{"_nt_", "_nn_"} {
 				for _, tile := range columns {
-					if dt.Size() == 2 {
+					if dt.IsHalf() {
 						names = append(names, name+suffix+form+tile)
 					}
 				}

@@ -41,9 +41,9 @@ func canBox(handle *C.epg_device) bool {
 	return isHopper(int(handle.major), int(handle.minor)) && C.epg_cuda_has_maps() != 0
 }
 
-// boxable reports whether a matrix of a half type can be copied by boxes: columns are contiguous, and
-// rows start at multiples of 16 bytes where the first one does. A single row gets such a stride.
-// The copy engine has limits of its own: 32 bits for a place, 40 for a stride.
+// boxable reports whether a matrix of a half type can be copied by boxes: columns are contiguous,
+// and rows start at multiples of 16 bytes where the first one does. A single row gets such a
+// stride. The copy engine has limits of its own: 32 bits for a place, 40 for a stride.
 func (m *matrix) boxable() bool {
 	const unit, longestStride = vectorBytes / 2, 1 << 39
 	if m.rows == 1 {

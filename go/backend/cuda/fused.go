@@ -169,7 +169,11 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	for i, layer := range []*onePass{&o, &other} {
 		l.biases[i] = b.contiguousBias(layer.views[lower.Bias])
 	}
-	b.either(func() { l.add(l.function("gated_linear_sm90", p.Formula)) }, func() { b.inPasses(p, p.Out) })
+	apart := *p
+	if p.Value == nil {
+		apart.Both = nil // values then lie in Out, and only gates in a region
+	}
+	b.either(func() { l.add(l.function("gated_linear_sm90", p.Formula)) }, func() { b.inPasses(&apart, p.Out) })
 }
 
 // inPasses adds the parts of a problem, with products by BLAS. Their first region is the memory of

@@ -50,6 +50,7 @@ typedef struct {
   uint64_t generation;        /* epg_prepared_generation() when it was chosen */
   uint64_t workspace_nbytes;  /* what it needs, and from a multiple of what */
   uint64_t workspace_alignment;
+  int32_t num_inputs;     /* of the operation: trailing ones may be absent in the call */
   int32_t num_parameters; /* of the kernel's formula; 0: they are the call's */
   double parameters[EPG_MOST_PARAMETERS];
 } epg_prepared;

@@ -33,13 +33,15 @@ static int base_of(const DLTensor *t, uint64_t *base) {
 int32_t epg_prepared_run(const epg_prepared *prepared, const epg_call *call) {
   if (epg_forked()) return epg_refuse_forked();
   uint64_t bases[EPG_MAX_INPUTS + EPG_MAX_OUTPUTS];
-  const int inputs = call->num_inputs, all = inputs + call->num_outputs;
-  if (!prepared->kernel || inputs > EPG_MAX_INPUTS || call->num_outputs > EPG_MAX_OUTPUTS) return -1;
+  const int inputs = prepared->num_inputs, all = inputs + call->num_outputs;
+  if (!prepared->kernel || call->num_inputs > inputs || call->num_outputs > EPG_MAX_OUTPUTS) return -1;
   if (prepared->workspace_nbytes &&
       (call->workspace_nbytes < prepared->workspace_nbytes || (uintptr_t)call->workspace % prepared->workspace_alignment || !call->workspace))
     return -1;
-  for (int i = 0; i < all; i++)
-    if (base_of(i < inputs ? call->inputs[i] : call->outputs[i - inputs], &bases[i])) return -1;
+  for (int i = 0; i < all; i++) {
+    const DLTensor *input = i < call->num_inputs ? call->inputs[i] : NULL;
+    if (base_of(i < inputs ? input : call->outputs[i - inputs], &bases[i])) return -1;
+  }
   epg_run_arguments arguments = {
       .workspace = (uint64_t)(uintptr_t)call->workspace,
       .stream = (uint64_t)(uintptr_t)call->stream,

@@ -34,6 +34,7 @@ func epgGoPrepare(c *C.epg_call, prepared *C.epg_prepared) C.int32_t {
 			return err
 		}
 		prepared.program, prepared.kernel = (*C.epg_program)(p.Program), C.uintptr_t(cgo.NewHandle(p.Kernel))
+		prepared.num_inputs = C.int32_t(p.Inputs)
 		prepared.num_parameters = C.int32_t(len(p.Parameters))
 		for i, value := range p.Parameters {
 			prepared.parameters[i] = C.double(value)

@@ -9,9 +9,9 @@
  *   op                              inputs -> outputs
  *   matmul_bias_activation          a b bias? -> out preactivation
  *   matmul_bias_activation_backward grad_output a b bias? preactivation? output? -> grad_a grad_b grad_bias
- *   linear                          input weight bias? -> out preactivation
- *   linear_backward                 grad_output input weight bias? preactivation? output? -> grad_input grad_weight
- *                                     grad_bias
+ *   linear                          input weight bias? adapter.a? adapter.b? -> out preactivation
+ *   linear_backward                 grad_output input weight bias? preactivation? output? adapter.a? adapter.b? ->
+ *                                     grad_input grad_weight grad_bias grad_adapter.a grad_adapter.b
  *   activation                      input -> out
  *   activation_backward             grad_output input -> grad_input out grad_bias
  *   gated_activation                input -> out
@@ -24,22 +24,33 @@
  *   prelu_backward                  grad_output input weight -> grad_input grad_weight
  *   xielu                           input alpha_p alpha_n -> out
  *   xielu_backward                  grad_output input alpha_p alpha_n -> grad_input grad_alpha_p grad_alpha_n
- *   gated_linear                    input weight_value weight_gate bias_value? bias_gate? -> out preactivation
- *   gated_linear_backward           grad_output input weight_value weight_gate bias_value? bias_gate? preactivation? ->
- *                                     grad_input grad_weight_value grad_weight_gate grad_bias_value grad_bias_gate
- *   mlp                             input weight1 bias1? weight2 bias2? -> out preactivation
- *   mlp_backward                    grad_output input weight1 bias1? weight2 bias2? preactivation? -> grad_input
- *                                     grad_weight1 grad_bias1 grad_weight2 grad_bias2
- *   gated_mlp                       input weight_in bias_in? weight_out bias_out? -> out preactivation
- *   gated_mlp_backward              grad_output input weight_in bias_in? weight_out bias_out? preactivation? ->
- *                                     grad_input grad_weight_in grad_bias_in grad_weight_out grad_bias_out
- *   grouped_linear                  input weight bias? offsets -> out preactivation
- *   grouped_linear_backward         grad_output input weight bias? offsets preactivation? -> grad_input grad_weight
- *                                     grad_bias
- *   experts                         input index scale weight_in bias_in? weight_out bias_out? -> out preactivation
+ *   gated_linear                    input weight_value weight_gate bias_value? bias_gate? adapter_value.a?
+ *                                     adapter_value.b? adapter_gate.a? adapter_gate.b? -> out preactivation
+ *   gated_linear_backward           grad_output input weight_value weight_gate bias_value? bias_gate? preactivation?
+ *                                     adapter_value.a? adapter_value.b? adapter_gate.a? adapter_gate.b? -> grad_input
+ *                                     grad_weight_value grad_weight_gate grad_bias_value grad_bias_gate
+ *                                     grad_adapter_value.a grad_adapter_value.b grad_adapter_gate.a grad_adapter_gate.b
+ *   mlp                             input weight1 bias1? weight2 bias2? adapter1.a? adapter1.b? adapter2.a? adapter2.b?
+ *                                     -> out preactivation
+ *   mlp_backward                    grad_output input weight1 bias1? weight2 bias2? preactivation? adapter1.a?
+ *                                     adapter1.b? adapter2.a? adapter2.b? -> grad_input grad_weight1 grad_bias1
+ *                                     grad_weight2 grad_bias2 grad_adapter1.a grad_adapter1.b grad_adapter2.a
+ *                                     grad_adapter2.b
+ *   gated_mlp                       input weight_in bias_in? weight_out bias_out? adapter_in.a? adapter_in.b?
+ *                                     adapter_out.a? adapter_out.b? -> out preactivation
+ *   gated_mlp_backward              grad_output input weight_in bias_in? weight_out bias_out? preactivation?
+ *                                     adapter_in.a? adapter_in.b? adapter_out.a? adapter_out.b? -> grad_input
+ *                                     grad_weight_in grad_bias_in grad_weight_out grad_bias_out grad_adapter_in.a
+ *                                     grad_adapter_in.b grad_adapter_out.a grad_adapter_out.b
+ *   grouped_linear                  input weight bias? offsets adapter.a? adapter.b? -> out preactivation
+ *   grouped_linear_backward         grad_output input weight bias? offsets preactivation? adapter.a? adapter.b? ->
+ *                                     grad_input grad_weight grad_bias grad_adapter.a grad_adapter.b
+ *   experts                         input index scale weight_in bias_in? weight_out bias_out? adapter_in.a?
+ *                                     adapter_in.b? adapter_out.a? adapter_out.b? -> out preactivation
  *   experts_backward                grad_output input index scale weight_in bias_in? weight_out bias_out?
- *                                     preactivation? -> grad_input grad_scale grad_weight_in grad_bias_in
- *                                     grad_weight_out grad_bias_out
+ *                                     preactivation? adapter_in.a? adapter_in.b? adapter_out.a? adapter_out.b? ->
+ *                                     grad_input grad_scale grad_weight_in grad_bias_in grad_weight_out grad_bias_out
+ *                                     grad_adapter_in.a grad_adapter_in.b grad_adapter_out.a grad_adapter_out.b
  *
  * kind is an activation, of which NULL is "none", for gated_* a gated kind, and for experts either
  * one; epg_kinds lists both. Shapes follow PyTorch: matmul's for matmul_*, [..., k] and [n, k] for
@@ -79,7 +90,7 @@
 #define EPG_VERSION "0.3.0.dev0"
 
 /* Changes when a struct or the meaning of a function does. */
-#define EPG_ABI_VERSION 3
+#define EPG_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -124,8 +135,8 @@ enum { EPG_GATE_SECOND = 0, EPG_GATE_FIRST = 1, EPG_GATE_ODD = 2, EPG_GATE_EVEN 
 
 /* The most dimensions of a tensor, and the most tensors of a call. */
 #define EPG_MAX_RANK 64
-#define EPG_MAX_INPUTS 10
-#define EPG_MAX_OUTPUTS 6
+#define EPG_MAX_INPUTS 13
+#define EPG_MAX_OUTPUTS 10
 
 typedef struct epg_call {
   uint32_t struct_size; /* sizeof(epg_call) */

@@ -13,6 +13,8 @@ import "github.com/epigrad/epigrad/go/op"
 // A bias may be nil. The preactivation is [..., 2h]: values, then gates.
 type GatedLinear[T Element] struct {
 	Input, WeightValue, WeightGate, BiasValue, BiasGate *Tensor[T]
+	// AdapterValue and AdapterGate update the weights.
+	AdapterValue, AdapterGate LowRank[T]
 	// Kind is one of GatedKinds.
 	Kind string
 	// Parameters are the kind's; nil is their defaults.
@@ -26,6 +28,7 @@ type GatedLinearGradients[T Element] struct {
 	Input *Tensor[T]
 	// WeightValue, WeightGate, BiasValue and BiasGate are of T, or of float32 beside half types.
 	WeightValue, WeightGate, BiasValue, BiasGate Operand
+	AdapterValue, AdapterGate                    LowRankGradients
 	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
@@ -33,15 +36,15 @@ type GatedLinearGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "gated_linear", Kind: p.Kind, Parameters: p.Parameters}, p.Options,
-		[]Operand{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, []Operand{out, preactivation})
+		with([]Operand{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, p.AdapterValue, p.AdapterGate), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedLinearGradients[T]) error {
 	return run(op.Call{Op: "gated_linear_backward", Kind: p.Kind, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]Operand{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation},
-		[]Operand{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate})
+		with([]Operand{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation}, p.AdapterValue, p.AdapterGate),
+		withGradients([]Operand{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate}, g.AdapterValue, g.AdapterGate))
 }
 
 // MLP is a feed-forward block:
@@ -55,6 +58,8 @@ func (p GatedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedLi
 // preactivation, whose shape is [..., h].
 type MLP[T Element] struct {
 	Input, Weight1, Bias1, Weight2, Bias2 *Tensor[T]
+	// Adapter1 and Adapter2 update the weights.
+	Adapter1, Adapter2 LowRank[T]
 	// Activation is one of Activations; "" is "none".
 	Activation string
 	// Parameters are the activation's; nil is their defaults.
@@ -68,6 +73,7 @@ type MLPGradients[T Element] struct {
 	Input *Tensor[T]
 	// Weight1, Bias1, Weight2 and Bias2 are of T, or of float32 beside half types.
 	Weight1, Bias1, Weight2, Bias2 Operand
+	Adapter1, Adapter2             LowRankGradients
 	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
@@ -75,15 +81,15 @@ type MLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p MLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "mlp", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]Operand{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, []Operand{out, preactivation})
+		with([]Operand{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, p.Adapter1, p.Adapter2), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p MLP[T]) Backward(gradOutput, preactivation *Tensor[T], g MLPGradients[T]) error {
 	return run(op.Call{Op: "mlp_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]Operand{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation},
-		[]Operand{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2})
+		with([]Operand{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation}, p.Adapter1, p.Adapter2),
+		withGradients([]Operand{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2}, g.Adapter1, g.Adapter2))
 }
 
 // GatedMLP is a feed-forward block with a gated activation:
@@ -97,6 +103,8 @@ func (p MLP[T]) Backward(gradOutput, preactivation *Tensor[T], g MLPGradients[T]
 // preactivation, whose shape is [..., 2h].
 type GatedMLP[T Element] struct {
 	Input, WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
+	// AdapterIn and AdapterOut update the weights.
+	AdapterIn, AdapterOut LowRank[T]
 	// Kind is one of GatedKinds.
 	Kind string
 	// Parameters are the kind's; nil is their defaults.
@@ -113,6 +121,7 @@ type GatedMLPGradients[T Element] struct {
 	Input *Tensor[T]
 	// WeightIn, BiasIn, WeightOut and BiasOut are of T, or of float32 beside half types.
 	WeightIn, BiasIn, WeightOut, BiasOut Operand
+	AdapterIn, AdapterOut                LowRankGradients
 	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
@@ -120,15 +129,15 @@ type GatedMLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedMLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return p.run(op.Call{Op: "gated_mlp"},
-		[]Operand{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, []Operand{out, preactivation})
+		with([]Operand{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, p.AdapterIn, p.AdapterOut), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedMLP[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedMLPGradients[T]) error {
 	return p.run(op.Call{Op: "gated_mlp_backward", Accumulate: g.Accumulate},
-		[]Operand{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation},
-		[]Operand{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
+		with([]Operand{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation}, p.AdapterIn, p.AdapterOut),
+		withGradients([]Operand{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut}, g.AdapterIn, g.AdapterOut))
 }
 
 func (p GatedMLP[T]) run(c op.Call, inputs, outputs []Operand) (err error) {

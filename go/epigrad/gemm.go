@@ -14,6 +14,8 @@ type Saved[T Element] struct {
 // Sums are kept in float64 for float64 and in float32 for the other elements.
 type Linear[T Element] struct {
 	Input, Weight, Bias *Tensor[T]
+	// Adapter updates Weight.
+	Adapter LowRank[T]
 	// Activation is one of Activations; "" is "none".
 	Activation string
 	// Parameters are the activation's; nil is their defaults.
@@ -27,22 +29,23 @@ type LinearGradients[T Element] struct {
 	Input *Tensor[T]
 	// Weight and Bias are of T, or of float32 beside half types.
 	Weight, Bias Operand
-	// Accumulate adds into Weight and Bias in place of overwriting them.
+	Adapter      LowRankGradients
+	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
 
 // Forward writes the output and the preactivation; either may be nil.
 func (p Linear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]Operand{p.Input, p.Weight, p.Bias}, []Operand{out, preactivation})
+		with([]Operand{p.Input, p.Weight, p.Bias}, p.Adapter), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output: with g = gradOutput
 // act'(pre), g weight to the input, gᵀ input to the weight and the sum of g's rows to the bias.
 func (p Linear[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients LinearGradients[T]) error {
 	return run(op.Call{Op: "linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
-		[]Operand{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output},
-		[]Operand{gradients.Input, gradients.Weight, gradients.Bias})
+		with([]Operand{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output}, p.Adapter),
+		withGradients([]Operand{gradients.Input, gradients.Weight, gradients.Bias}, gradients.Adapter))
 }
 
 // Matmul is act(a b + bias):

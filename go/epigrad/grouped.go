@@ -14,6 +14,8 @@ import "github.com/epigrad/epigrad/go/op"
 // may be nil.
 type GroupedLinear[T Element] struct {
 	Input, Weight, Bias *Tensor[T]
+	// Adapter updates Weight.
+	Adapter LowRank[T]
 	// Offsets, of int32 or int64, are where the groups' rows end. They rise, from 0 or more to at
 	// most T.
 	Offsets Operand
@@ -30,21 +32,23 @@ type GroupedLinearGradients[T Element] struct {
 	Input *Tensor[T]
 	// Weight and Bias are of T, or of float32 beside half types.
 	Weight, Bias Operand
-	// Accumulate adds into Weight and Bias in place of overwriting them.
+	Adapter      LowRankGradients
+	// Accumulate adds into all but Input in place of overwriting them.
 	Accumulate bool
 }
 
 // Forward writes the output and the preactivation, [T, N]; either may be nil.
 func (p GroupedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "grouped_linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		[]Operand{p.Input, p.Weight, p.Bias, p.Offsets}, []Operand{out, preactivation})
+		with([]Operand{p.Input, p.Weight, p.Bias, p.Offsets}, p.Adapter), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GroupedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GroupedLinearGradients[T]) error {
 	return run(op.Call{Op: "grouped_linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		[]Operand{gradOutput, p.Input, p.Weight, p.Bias, p.Offsets, preactivation}, []Operand{g.Input, g.Weight, g.Bias})
+		with([]Operand{gradOutput, p.Input, p.Weight, p.Bias, p.Offsets, preactivation}, p.Adapter),
+		withGradients([]Operand{g.Input, g.Weight, g.Bias}, g.Adapter))
 }
 
 // Experts is a mixture of feed-forward blocks, k of which see a token:
@@ -65,6 +69,8 @@ type Experts[T Element] struct {
 	Scale Operand
 
 	WeightIn, BiasIn, WeightOut, BiasOut *Tensor[T]
+	// AdapterIn and AdapterOut update the weights.
+	AdapterIn, AdapterOut LowRank[T]
 	// Kind is one of GatedKinds or of Activations; "" is "none".
 	Kind string
 	// Parameters are the kind's; nil is their defaults.
@@ -83,6 +89,7 @@ type ExpertsGradients[T Element] struct {
 	Scale Operand
 	// WeightIn, BiasIn, WeightOut and BiasOut are of T, or of float32 beside half types.
 	WeightIn, BiasIn, WeightOut, BiasOut Operand
+	AdapterIn, AdapterOut                LowRankGradients
 	// Accumulate adds into all but Input and Scale in place of overwriting them.
 	Accumulate bool
 }
@@ -90,15 +97,15 @@ type ExpertsGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil. The preactivation is
 // [T k, rows of weightIn], its rows sorted by expert, then by token, then by j.
 func (p Experts[T]) Forward(out, preactivation *Tensor[T]) error {
-	return p.run(op.Call{Op: "experts"}, p.tensors(), []Operand{out, preactivation})
+	return p.run(op.Call{Op: "experts"}, with(p.tensors(), p.AdapterIn, p.AdapterOut), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p Experts[T]) Backward(gradOutput, preactivation *Tensor[T], g ExpertsGradients[T]) error {
 	inputs := append(append([]Operand{gradOutput}, p.tensors()...), preactivation)
-	return p.run(op.Call{Op: "experts_backward", Accumulate: g.Accumulate}, inputs,
-		[]Operand{g.Input, g.Scale, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut})
+	return p.run(op.Call{Op: "experts_backward", Accumulate: g.Accumulate}, with(inputs, p.AdapterIn, p.AdapterOut),
+		withGradients([]Operand{g.Input, g.Scale, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut}, g.AdapterIn, g.AdapterOut))
 }
 
 func (p Experts[T]) tensors() []Operand {

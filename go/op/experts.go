@@ -37,6 +37,12 @@ var (
 		kinds:     eitherKinds, defaultKind: "swiglu", halves: true, multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			m, err := mixtureOf(c, inputs)
+			if err == nil {
+				err = adapterAt(inputs, 7).check(c.Op, "adapter_in", m.weightIn)
+			}
+			if err == nil {
+				err = adapterAt(inputs, 9).check(c.Op, "adapter_out", m.weightOut)
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -44,15 +50,15 @@ var (
 		},
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
 			m, _ := mixtureOf(c, c.Inputs) // which is valid
-			r := m.routed(h, w)
+			r := m.routed(h, w, c.adapter(7), c.adapter(9))
 			pre := c.output(1)
 			if c.output(0) == nil {
-				return slices.Concat(r.route(), r.form(pre, nil, w.view(m.rows()), pre))
+				return slices.Concat(r.route(), r.form(w, pre, nil, w.view(m.rows()), pre))
 			}
 			// What the second layer gives takes the place of what the first one read.
 			rows, hidden := w.view(m.rows()), w.view(m.hidden)
-			return slices.Concat(r.route(), r.form(pre, hidden, rows, pre), []backend.Problem{
-				&backend.GroupedLayer{Header: r.grouped.Plain(r.grouped.Op), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Out: rows},
+			second := &backend.GroupedLayer{Header: r.grouped.Plain(r.grouped.Op), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Out: rows}
+			return slices.Concat(r.route(), r.form(w, pre, hidden, rows, pre), r.out.ofGroups(second, w), []backend.Problem{
 				&backend.CombineRows{Header: h, Input: rows, Places: r.places, Scale: m.scale, Out: c.output(0)},
 			})
 		},
@@ -63,7 +69,9 @@ var (
 var expertsSignature = Signature{
 	"experts",
 	typed(check.Indices, typed(check.OrWider, arguments(
-		"input [T, K]", "index [T, J]", "scale [T, J]", "weight_in [E, 2H, K]", "bias_in? [E, 2H]", "weight_out [E, K, H]", "bias_out? [E, K]"), "scale"), "index"),
+		"input [T, K]", "index [T, J]", "scale [T, J]", "weight_in [E, 2H, K]", "bias_in? [E, 2H]", "weight_out [E, K, H]", "bias_out? [E, K]",
+		"adapter_in.a? [E, R, K] = None", "adapter_in.b? [E, 2H, R] = None", "adapter_out.a? [E, S, H] = None", "adapter_out.b? [E, K, S] = None",
+	), "scale"), "index"),
 	arguments("out [T, K]", "preactivation [T*J, 2H]"),
 }
 
@@ -145,16 +153,18 @@ func isGated(kind string) bool {
 	return gated
 }
 
-// routing is a mixture's rows: where each expert's end, and each slot's place.
+// routing is a mixture's rows: where each expert's end, and each slot's place; and the adapters of
+// both layers.
 type routing struct {
 	*mixture
 	header, grouped backend.Header // without Groups, and with them
 	ends, places    *tensor.View
+	in, out         adapter
 }
 
-func (m *mixture) routed(h backend.Header, w *region) *routing {
+func (m *mixture) routed(h backend.Header, w *region, in, out adapter) *routing {
 	ends := w.typed(dtype.Int32, m.weightIn.Shape[:1])
-	return &routing{m, h, grouped(h, ends), ends, w.typed(dtype.Int32, m.index.Shape)}
+	return &routing{m, h, grouped(h, ends), ends, w.typed(dtype.Int32, m.index.Shape), in, out}
 }
 
 func (r *routing) route() []backend.Problem {
@@ -163,7 +173,7 @@ func (r *routing) route() []backend.Problem {
 
 // form makes the preactivation or the hidden activation, by way of the input's rows. Rows of rest
 // of no group become 0: what a caller gets has the same bits in every run.
-func (r *routing) form(pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
+func (r *routing) form(w *region, pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
 	h := r.grouped
 	if hidden == nil {
 		h = h.Plain(h.Op)
@@ -172,7 +182,7 @@ func (r *routing) form(pre, hidden, rows *tensor.View, rest ...*tensor.View) []b
 	if hidden != nil {
 		layer.Halves = r.halves
 	}
-	return []backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}, layer}
+	return append([]backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}}, r.in.ofGroups(layer, w)...)
 }
 
 // within is a contiguous tensor in the memory of an output that is written later; nil where that is
@@ -193,31 +203,35 @@ func within(output *tensor.View, dt dtype.DType, shape []int64) *tensor.View {
 
 // ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows has those of
 // the gradient to the input first, then those of the input.
-func (r *routing) ofLayerIn(gradPre, rows, gradInput, gradWeight *tensor.View) (problems []backend.Problem) {
+func (r *routing) ofLayerIn(w *region, gradPre, rows, gradInput, gradWeight, gradA, gradB *tensor.View) (problems []backend.Problem) {
 	h := r.grouped.Plain(r.grouped.Op)
+	toRows := rows
+	if gradInput == nil {
+		toRows = nil
+	}
+	problems, through := r.in.inputOfGroups(h, w, gradPre, r.weightIn, toRows, gradA)
 	if gradInput != nil {
-		problems = append(problems,
-			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Weight: r.weightIn, GradInput: rows},
-			&backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Out: gradInput})
+		problems = append(problems, &backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Out: gradInput})
+	}
+	if gradWeight != nil || gradA != nil || gradB != nil {
+		problems = append(problems, &backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows})
 	}
 	if gradWeight != nil {
-		problems = append(problems,
-			&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows},
-			&backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Input: rows, Weight: r.weightIn, GradWeight: gradWeight})
+		problems = append(problems, &backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Input: rows, Weight: r.weightIn, GradWeight: gradWeight})
 	}
-	return problems
+	return append(problems, r.in.gradientsOfGroups(h, w, gradPre, through, rows, gradA, gradB)...)
 }
 
 // ofLayerOut makes the gradients of the second layer's weight and bias, of the rows of grad_output
 // and of the scaled hidden activation.
-func (r *routing) ofLayerOut(rows, hidden, scales, gradWeight, gradBias *tensor.View) []backend.Problem {
-	if gradWeight == nil && gradBias == nil {
-		return nil
+func (r *routing) ofLayerOut(w *region, rows, through, hidden, scales, gradWeight, gradBias, gradA, gradB *tensor.View) (problems []backend.Problem) {
+	h := r.grouped.Plain(r.grouped.Op)
+	if gradWeight != nil || gradBias != nil {
+		problems = append(problems, &backend.GroupedLayerBackward{
+			Header: h, GradOutput: rows, Input: hidden, Weight: r.weightOut, Scales: scales, GradWeight: gradWeight, GradBias: gradBias,
+		})
 	}
-	return []backend.Problem{&backend.GroupedLayerBackward{
-		Header: r.grouped.Plain(r.grouped.Op), GradOutput: rows, Input: hidden, Weight: r.weightOut, Scales: scales,
-		GradWeight: gradWeight, GradBias: gradBias,
-	}}
+	return append(problems, r.out.gradientsOfGroups(h, w, rows, through, hidden, gradA, gradB)...)
 }
 
 // expertsBackwardProblems are in an order in which one tensor has the rows of all slots in turns:
@@ -230,13 +244,15 @@ func (r *routing) ofLayerOut(rows, hidden, scales, gradWeight, gradBias *tensor.
 // preactivation that is formed again lies in the memory of the gradient that is formed first.
 func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
 	m, _ := mixtureOf(c, c.Inputs[1:]) // which is valid
-	r := m.routed(h, w)
+	r := m.routed(h, w, c.adapter(9), c.adapter(11))
 	grad, pre := c.input(0), c.input(8)
 	gradInput, gradScale, gradWeightIn, gradBiasIn, gradWeightOut, gradBiasOut := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4), c.output(5)
+	gradInA, gradInB, gradOutA, gradOutB := c.output(6), c.output(7), c.output(8), c.output(9)
 	problems, rows := r.route(), w.view(m.rows())
 	add := func(p ...backend.Problem) { problems = append(problems, p...) }
-	products := gradInput != nil || gradWeightIn != nil
-	through := products || gradBiasIn != nil || gradScale != nil || gradWeightOut != nil
+	products := gradInput != nil || gradWeightIn != nil || gradInA != nil || gradInB != nil
+	ofHidden := gradWeightOut != nil || gradOutA != nil || gradOutB != nil
+	through := products || gradBiasIn != nil || gradScale != nil || ofHidden
 	lent := func(gradient *tensor.View, shape []int64) *tensor.View {
 		if c.Accumulate {
 			return nil
@@ -256,11 +272,11 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 			formedFirst = gradWeightIn
 		}
 		pre = memory(formedFirst, m.pre)
-		add(r.form(pre, nil, rows)...)
+		add(r.form(w, pre, nil, rows)...)
 	}
 	scales := w.typed(h.DType.Accumulator(), m.pre[:1])
 	add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Scale: m.scale, Out: rows, Scales: scales})
-	var gradPre, hidden, sums *tensor.View
+	var gradPre, hidden, sums, throughOut *tensor.View
 	if through {
 		switch {
 		case outLast:
@@ -268,16 +284,18 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 		case products:
 			gradPre = w.view(m.pre)
 		}
-		if gradWeightOut != nil && !outLast {
+		if ofHidden && !outLast {
 			hidden = memory(gradWeightIn, m.hidden)
 		}
 		if gradScale != nil {
 			sums = w.typed(h.DType.Accumulator(), m.pre[:1])
 		}
-		add(&backend.GroupedHiddenBackward{
+		var between []backend.Problem
+		between, throughOut = r.out.hiddenOfGroups(&backend.GroupedHiddenBackward{
 			Header: r.grouped, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Halves: m.halves,
 			GradPreactivation: gradPre, Out: hidden, Sums: sums, GradBias: gradBiasIn,
-		})
+		}, w, gradOutA)
+		add(between...)
 	}
 	if gradScale != nil {
 		scale := &backend.ScaleGradient{Header: h, Sums: sums, Places: r.places, Index: m.index, GradScale: gradScale}
@@ -287,12 +305,12 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 		add(scale)
 	}
 	if outLast {
-		add(r.ofLayerIn(gradPre, rows, gradInput, gradWeightIn)...)
+		add(r.ofLayerIn(w, gradPre, rows, gradInput, gradWeightIn, gradInA, gradInB)...)
 		add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Out: rows})
 	}
-	add(r.ofLayerOut(rows, hidden, scales, gradWeightOut, gradBiasOut)...)
+	add(r.ofLayerOut(w, rows, throughOut, hidden, scales, gradWeightOut, gradBiasOut, gradOutA, gradOutB)...)
 	if !outLast {
-		add(r.ofLayerIn(gradPre, rows, gradInput, gradWeightIn)...)
+		add(r.ofLayerIn(w, gradPre, rows, gradInput, gradWeightIn, gradInA, gradInB)...)
 	}
 	return problems
 }

@@ -22,17 +22,23 @@ import (
 var (
 	plainBlock = blockSpelling{
 		signature: Signature{
-			"mlp", arguments("input [..., K]", "weight1 [H, K]", "bias1? [H]", "weight2 [N, H]", "bias2? [N]"),
+			"mlp", arguments(
+				"input [..., K]", "weight1 [H, K]", "bias1? [H]", "weight2 [N, H]", "bias2? [N]",
+				"adapter1.a? [R, K] = None", "adapter1.b? [H, R] = None", "adapter2.a? [S, H] = None", "adapter2.b? [N, S] = None",
+			),
 			arguments("out [..., N]", "preactivation [..., H]"),
 		},
-		kinds: activations, defaultKind: "gelu_tanh", names: [5]string{"input", "weight1", "bias1", "weight2", "bias2"},
+		kinds: activations, defaultKind: "gelu_tanh", names: [7]string{"input", "weight1", "bias1", "weight2", "bias2", "adapter1", "adapter2"},
 	}
 	gatedBlock = blockSpelling{
 		signature: Signature{
-			"gated_mlp", arguments("input [..., K]", "weight_in [2H, K]", "bias_in? [2H]", "weight_out [N, H]", "bias_out? [N]"),
+			"gated_mlp", arguments(
+				"input [..., K]", "weight_in [2H, K]", "bias_in? [2H]", "weight_out [N, H]", "bias_out? [N]",
+				"adapter_in.a? [R, K] = None", "adapter_in.b? [2H, R] = None", "adapter_out.a? [S, H] = None", "adapter_out.b? [N, S] = None",
+			),
 			arguments("out [..., N]", "preactivation [..., 2H]"),
 		},
-		kinds: gatedKinds, defaultKind: "swiglu", gated: true, names: [5]string{"input", "weight_in", "bias_in", "weight_out", "bias_out"},
+		kinds: gatedKinds, defaultKind: "swiglu", gated: true, names: [7]string{"input", "weight_in", "bias_in", "weight_out", "bias_out", "adapter_in", "adapter_out"},
 	}
 
 	mlp, gatedMLP    = plainBlock.forward(), gatedBlock.forward()
@@ -40,13 +46,14 @@ var (
 	gatedMLPBackward = gatedMLP.backward(operation{problems: gatedBlock.backwardProblems}, "preactivation")
 )
 
-// blockSpelling is how a block's operands are named: input, and weight and bias of both layers.
+// blockSpelling is how a block's operands are named: input, weight and bias of both layers, and
+// their adapters.
 type blockSpelling struct {
 	signature   Signature
 	kinds       *kinds
 	defaultKind string
 	gated       bool
-	names       [5]string
+	names       [7]string
 }
 
 func (s blockSpelling) forward() operation {
@@ -55,6 +62,11 @@ func (s blockSpelling) forward() operation {
 		kinds:     s.kinds, defaultKind: s.defaultKind, halves: s.gated, multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			b, err := s.resolve(c.Op, inputs)
+			for i, name := range s.names[5:] {
+				if err == nil {
+					err = adapterAt(inputs, 5+2*i).check(c.Op, name, at(inputs, 1+2*i))
+				}
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -97,14 +109,23 @@ func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error
 func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []backend.Problem {
 	b, _ := s.resolve(c.Op, c.Inputs) // whose shapes are valid
 	input, weight1, bias1, weight2, bias2 := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4)
-	out, pre := c.output(0), c.output(1)
+	out, pre, one, two := c.output(0), c.output(1), c.adapter(5), c.adapter(7)
 	if out == nil {
-		return []backend.Problem{layer(h.Plain("linear"), input, weight1, bias1, nil, pre)}
+		return one.layer(h.Plain("linear"), w, input, weight1, bias1, nil, pre)
 	}
 	hidden := w.view(b.hidden)
-	second := layer(h.Plain("linear"), hidden, weight2, bias2, out, nil)
-	if !s.gated {
-		return []backend.Problem{layer(h.As("linear"), input, weight1, bias1, hidden, pre), second}
+	second := two.layer(h.Plain("linear"), w, hidden, weight2, bias2, out, nil)
+	switch {
+	case !s.gated:
+		return append(one.layer(h.As("linear"), w, input, weight1, bias1, hidden, pre), second...)
+	case one.given():
+		if pre == nil {
+			pre = w.view(b.pre)
+		}
+		value, gate := columnHalves(pre, c.Gate)
+		first := append(one.layer(h.Plain("linear"), w, input, weight1, bias1, nil, pre),
+			&backend.Gated{Header: pass(h, "gated_activation"), Value: value, Gate: gate, Out: hidden})
+		return append(first, second...)
 	}
 	first := &backend.GatedLinear{Header: h.As("gated_layer"), Input: input, Out: hidden}
 	first.WeightValue, first.WeightGate = halves(weight1, 0, c.Gate)
@@ -112,22 +133,25 @@ func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []
 	first.Value, first.Gate = columnHalves(pre, c.Gate)
 	first.Both = layer(h.Plain("linear"), input, weight1, bias1, pre, nil)
 	first.Halves = func(v *tensor.View) (value, gate *tensor.View) { return columnHalves(v, c.Gate) }
-	return []backend.Problem{first, second}
+	return append([]backend.Problem{first}, second...)
 }
 
 func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
 	b, _ := s.resolve(c.Op, c.Inputs[1:])
 	grad, input, weight1, bias1, weight2, bias2, pre := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4), c.input(5), c.input(6)
 	gradInput, gradWeight1, gradBias1, gradWeight2, gradBias2 := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4)
-	first := gradInput != nil || gradWeight1 != nil || gradBias1 != nil
+	one, two, gradA1, gradB1, gradA2, gradB2 := c.adapter(7), c.adapter(9), c.output(5), c.output(6), c.output(7), c.output(8)
+	ofProducts := gradInput != nil || gradWeight1 != nil || gradA1 != nil || gradB1 != nil
+	first := ofProducts || gradBias1 != nil
+	ofHidden := gradWeight2 != nil || gradA2 != nil || gradB2 != nil
 	sloped := s.gated || c.Kind != "none"
-	add := func(p backend.Problem) { problems = append(problems, p) }
-	if pre == nil && (gradWeight2 != nil || first && sloped) {
+	add := func(p ...backend.Problem) { problems = append(problems, p...) }
+	if pre == nil && (ofHidden || first && sloped) {
 		pre = w.view(b.pre)
-		add(layer(h.Plain("linear"), input, weight1, bias1, nil, pre))
+		add(one.layer(h.Plain("linear"), w, input, weight1, bias1, nil, pre)...)
 	}
 	hidden, gradPre := pre, (*tensor.View)(nil)
-	formed := gradWeight2 != nil && sloped
+	formed := ofHidden && sloped
 	if formed {
 		hidden = w.view(b.hidden)
 	}
@@ -140,40 +164,41 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 		if formed {
 			out = hidden
 		}
-		add(s.hiddenBackward(c, h, gradPre, pre, out))
+		add(s.hiddenBackward(c, h, w, two, gradPre, pre, out)...)
 	case first:
-		add(layerBackward(h, grad, gradPre, weight2, bias2, gradPre, nil, nil))
+		add(two.backward(h, w, grad, gradPre, weight2, bias2, gradPre, nil, nil, nil, nil)...)
 	case formed && s.gated:
 		value, gate := columnHalves(pre, c.Gate)
 		add(&backend.Gated{Header: pass(h, "gated_activation"), Value: value, Gate: gate, Out: hidden})
 	case formed:
 		add(&backend.Activation{Header: pass(h, "activation"), Input: pre, Out: hidden})
 	}
-	if gradWeight2 != nil || gradBias2 != nil {
+	if ofHidden || gradBias2 != nil {
 		activated := hidden
-		if gradWeight2 == nil {
+		if !ofHidden {
 			activated = standIn(grad, b.hidden)
 		}
-		add(layerBackward(h, grad, activated, weight2, bias2, nil, gradWeight2, gradBias2))
+		add(two.backward(h, w, grad, activated, weight2, bias2, nil, gradWeight2, gradBias2, gradA2, gradB2)...)
 	}
 	if sloped {
 		gradBias1 = nil // the pass between the layers has summed it
 	}
-	if gradInput != nil || gradWeight1 != nil || gradBias1 != nil {
-		add(layerBackward(h, gradPre, input, weight1, bias1, gradInput, gradWeight1, gradBias1))
+	if ofProducts || gradBias1 != nil {
+		add(one.backward(h, w, gradPre, input, weight1, bias1, gradInput, gradWeight1, gradBias1, gradA1, gradB1)...)
 	}
 	return problems
 }
 
 // hiddenBackward is what comes between the layers: grad_preactivation, and the hidden activation in
-// out where there is one.
-func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, gradPre, pre, out *tensor.View) backend.Problem {
+// out where there is one. An adapter of the second layer makes it several problems.
+func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, w *region, two adapter, gradPre, pre, out *tensor.View) []backend.Problem {
 	gradBias := tensor.Aligned(c.output(2), pre.Rank())
 	if !s.gated {
-		return &backend.HiddenBackward{
+		p := &backend.HiddenBackward{
 			Header: h.As("hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Preactivation: pre,
 			GradPreactivation: gradPre, Out: out, GradBias: gradBias,
 		}
+		return two.between(p, w)
 	}
 	p := &backend.GatedHiddenBackward{
 		Header: h.As("gated_hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Out: out, Biased: c.input(3) != nil,
@@ -181,7 +206,7 @@ func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, gradPre, pre, 
 	p.Value, p.Gate = columnHalves(pre, c.Gate)
 	p.GradValue, p.GradGate = columnHalves(gradPre, c.Gate)
 	p.GradBiasValue, p.GradBiasGate = columnHalves(gradBias, c.Gate)
-	return p
+	return two.between(p, w)
 }
 
 // pass is the header of an operation without a product.

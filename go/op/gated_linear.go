@@ -30,6 +30,11 @@ var (
 		kinds:     gatedKinds, defaultKind: "swiglu", multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			out, pre, err := gatedLinearShapes(c.Op, inputs)
+			for i, name := range [2]string{"adapter_value", "adapter_gate"} {
+				if err == nil {
+					err = adapterAt(inputs, 5+2*i).check(c.Op, name, at(inputs, 1+i))
+				}
+			}
 			return [][]int64{out, pre}, err
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
@@ -40,13 +45,17 @@ var (
 				Out: c.output(0), Value: value, Gate: gate,
 			}
 		},
+		problems: adaptedGatedLinear,
 	}
 	gatedLinearBackward = gatedLinear.backward(operation{problems: gatedLinearBackwardProblems}, "preactivation")
 )
 
 var gatedLinearSignature = Signature{
 	"gated_linear",
-	arguments("input [..., K]", "weight_value [H, K]", "weight_gate [H, K]", "bias_value? [H] = None", "bias_gate? [H] = None"),
+	arguments(
+		"input [..., K]", "weight_value [H, K]", "weight_gate [H, K]", "bias_value? [H] = None", "bias_gate? [H] = None",
+		"adapter_value.a? [R, K] = None", "adapter_value.b? [H, R] = None", "adapter_gate.a? [S, K] = None", "adapter_gate.b? [H, S] = None",
+	),
 	arguments("out [..., H]", "preactivation [..., 2H]"),
 }
 
@@ -77,35 +86,55 @@ func gatedLinearShapes(op string, inputs []*tensor.View) (out, pre []int64, err 
 // columnHalves is halves of the last dimension.
 func columnHalves(v *tensor.View, place Gate) (value, gate *tensor.View) { return halves(v, -1, place) }
 
+// adaptedGatedLinear is the problems of the layer with an adapter, nil without: the products of
+// values and gates, and the gated activation.
+func adaptedGatedLinear(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
+	adapters := [2]adapter{c.adapter(5), c.adapter(7)}
+	if !adapters[0].given() && !adapters[1].given() {
+		return nil
+	}
+	pre := c.output(1)
+	if pre == nil {
+		_, shape, _ := gatedLinearShapes(c.Op, c.Inputs) // which are valid
+		pre = w.view(shape)
+	}
+	value, gate := columnHalves(pre, GateSecond)
+	for i, half := range [2]*tensor.View{value, gate} {
+		problems = append(problems, adapters[i].layer(h.Plain("linear"), w, c.input(0), c.input(1+i), c.input(3+i), half, nil)...)
+	}
+	if out := c.output(0); out != nil {
+		problems = append(problems, &backend.Gated{Header: pass(h, "gated_product"), Value: value, Gate: gate, Out: out})
+	}
+	return problems
+}
+
 func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
-	input, weights := c.input(1), [2]*tensor.View{c.input(2), c.input(3)}
-	gradInput, gradWeights := c.output(0), [2]*tensor.View{c.output(1), c.output(2)}
+	input, gradInput := c.input(1), c.output(0)
 	out, shape, _ := gatedLinearShapes(c.Op, c.Inputs[1:]) // which are valid
 	value, gate := columnHalves(c.input(6), GateSecond)
+	terms := []term{ // of values and gates
+		{weight: c.input(2), adapter: c.adapter(7), gradA: c.output(5), gradB: c.output(6)},
+		{weight: c.input(3), adapter: c.adapter(9), gradA: c.output(7), gradB: c.output(8)},
+	}
 	if value == nil {
 		value, gate = columnHalves(w.view(shape), GateSecond)
-		problems = append(problems,
-			layer(h.Plain("linear"), input, weights[0], c.input(4), value, nil),
-			layer(h.Plain("linear"), input, weights[1], c.input(5), gate, nil))
+		for i, half := range [2]*tensor.View{value, gate} {
+			problems = append(problems, terms[i].adapter.layer(h.Plain("linear"), w, input, terms[i].weight, c.input(4+i), half, nil)...)
+		}
 	}
-	var grads [2]*tensor.View // to values and gates
-	for i := range grads {
-		if gradInput != nil || gradWeights[i] != nil {
-			grads[i] = w.view(out)
+	for i := range terms {
+		if t := &terms[i]; gradInput != nil || c.output(1+i) != nil || t.gradA != nil || t.gradB != nil {
+			t.grad = w.view(out)
 		}
 	}
 	problems = append(problems, &backend.GatedBackward{
-		Header: pass(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: grads[0], GradGate: grads[1],
+		Header: pass(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: terms[0].grad, GradGate: terms[1].grad,
 		GradBiasValue: tensor.Aligned(c.output(3), len(out)), GradBiasGate: tensor.Aligned(c.output(4), len(out)),
 	})
-	if gradInput != nil {
-		problems = append(problems, &backend.GemmEpilogue{
-			Header: h.Plain("linear_backward"), A: rows(grads[0]), B: weights[0], More: []backend.Pair{{A: rows(grads[1]), B: weights[1]}}, Out: rows(gradInput),
-		})
-	}
-	for i, grad := range grads {
-		if gradWeights[i] != nil {
-			problems = append(problems, layerBackward(h, grad, input, weights[i], nil, nil, gradWeights[i], nil))
+	problems = append(problems, backwardOf(terms, h, w, input, gradInput)...)
+	for i, t := range terms {
+		if gradWeight := c.output(1 + i); gradWeight != nil {
+			problems = append(problems, layerBackward(h, t.grad, input, t.weight, nil, nil, gradWeight, nil))
 		}
 	}
 	return problems

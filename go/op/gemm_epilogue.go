@@ -21,14 +21,15 @@ var (
 	}
 	linearSpelling = gemmSpelling{
 		signature: Signature{
-			"linear", arguments("input [..., K]", "weight [N, K]", "bias? [N] = None"), arguments("out [..., N]", "preactivation [..., N]"),
+			"linear", arguments("input [..., K]", "weight [N, K]", "bias? [N] = None", "adapter.a? [R, K] = None", "adapter.b? [N, R] = None"),
+			arguments("out [..., N]", "preactivation [..., N]"),
 		},
 		a: "input", b: "weight", transposed: true,
 	}
 
 	matmul, linear = matmulSpelling.forward(), linearSpelling.forward()
 	matmulBackward = matmul.backward(operation{problem: matmulSpelling.gradients}, "preactivation", "output")
-	linearBackward = linear.backward(operation{problem: linearSpelling.gradients}, "preactivation", "output")
+	linearBackward = linear.backward(operation{problem: linearSpelling.gradients, problems: adaptedLinearBackward}, "preactivation", "output")
 )
 
 // gemmSpelling is how a GEMM epilogue's operands are named and laid out.
@@ -47,10 +48,19 @@ func (s gemmSpelling) forward() operation {
 		multiplies:  true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			g, err := s.resolve(c.Op, at(inputs, 0), at(inputs, 1), at(inputs, 2))
+			if err == nil {
+				err = adapterAt(inputs, 3).check(c.Op, "adapter", at(inputs, 1))
+			}
 			if err != nil {
 				return nil, err
 			}
 			return [][]int64{g.out, g.out}, nil
+		},
+		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
+			if u := c.adapter(3); u.given() {
+				return u.layer(h, w, c.input(0), c.input(1), c.input(2), c.output(0), c.output(1))
+			}
+			return nil
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			g, _ := s.resolve(h.Op, c.input(0), c.input(1), c.input(2))
@@ -70,6 +80,31 @@ func (s gemmSpelling) gradients(c *Call, h backend.Header) backend.Problem {
 		Preactivation: g.result(c.input(4)), Output: g.result(c.input(5)),
 		GradA: g.gradientA(c.output(0)), GradB: g.gradientB(c.output(1)), GradBias: g.vector(c.output(2)),
 	}
+}
+
+// adaptedLinearBackward is the problems of linear's gradients with an adapter, nil without.
+func adaptedLinearBackward(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
+	u := c.adapter(6)
+	if !u.given() {
+		return nil
+	}
+	grad, input, weight, bias, pre := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4)
+	gradInput, gradWeight, gradBias, gradA, gradB := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4)
+	if c.Kind != "none" {
+		if pre == nil { // an output that was kept does not show where it was rounded
+			pre = w.view(grad.Shape)
+			problems = u.layer(h.Plain("linear"), w, input, weight, bias, nil, pre)
+		}
+		slope := &backend.ActivationBackward{
+			Header: pass(h, "activation_backward"), GradOutput: rows(grad), Input: rows(pre), GradBias: tensor.Aligned(gradBias, rows(grad).Rank()),
+		}
+		if gradInput != nil || gradWeight != nil || gradA != nil || gradB != nil {
+			grad = w.view(grad.Shape)
+			slope.GradInput = rows(grad)
+		}
+		problems, gradBias = append(problems, slope), nil
+	}
+	return append(problems, u.backward(h, w, grad, input, weight, bias, gradInput, gradWeight, gradBias, gradA, gradB)...)
 }
 
 // gemm is a validated product: which dimensions the operands lack, and the shapes that follow.

@@ -2,6 +2,7 @@ package op
 
 import (
 	"math"
+	"slices"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/check"
@@ -29,36 +30,71 @@ var (
 		kinds:     activations, defaultKind: "none", multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			out, err := groupedShape(c.Op, inputs)
+			if err == nil {
+				err = adapterAt(inputs, 4).check(c.Op, "adapter", at(inputs, 1))
+			}
 			return [][]int64{out, out}, err
 		},
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
 			ends := w.typed(dtype.Int32, c.input(3).Shape)
-			return []backend.Problem{
-				&backend.GroupEnds{Header: h, Offsets: c.input(3), Rows: c.input(0).Shape[0], Ends: ends},
-				&backend.GroupedLayer{
+			return append(
+				[]backend.Problem{&backend.GroupEnds{Header: h, Offsets: c.input(3), Rows: c.input(0).Shape[0], Ends: ends}},
+				c.adapter(4).ofGroups(&backend.GroupedLayer{
 					Header: grouped(h, ends), Input: c.input(0), Weight: c.input(1), Bias: c.input(2),
 					Out: c.output(0), Preactivation: c.output(1), Rest: []*tensor.View{c.output(0), c.output(1)},
-				},
-			}
+				}, w)...)
 		},
 	}
 	groupedLinearBackward = groupedLinear.backward(operation{
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
 			ends := w.typed(dtype.Int32, c.input(4).Shape)
-			return []backend.Problem{
-				&backend.GroupEnds{Header: h, Offsets: c.input(4), Rows: c.input(1).Shape[0], Ends: ends},
-				&backend.GroupedLayerBackward{
-					Header: grouped(h, ends), GradOutput: c.input(0), Input: c.input(1), Weight: c.input(2), Bias: c.input(3),
-					Preactivation: c.input(5), GradInput: c.output(0), GradWeight: c.output(1), GradBias: c.output(2), Rest: true,
-				},
-			}
+			return append(
+				[]backend.Problem{&backend.GroupEnds{Header: h, Offsets: c.input(4), Rows: c.input(1).Shape[0], Ends: ends}},
+				groupedGradients(c, grouped(h, ends), w)...)
 		},
 	}, "preactivation")
 )
 
+func groupedGradients(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
+	u, gradA, gradB := c.adapter(6), c.output(3), c.output(4)
+	whole := &backend.GroupedLayerBackward{
+		Header: h, GradOutput: c.input(0), Input: c.input(1), Weight: c.input(2), Bias: c.input(3),
+		Preactivation: c.input(5), GradInput: c.output(0), GradWeight: c.output(1), GradBias: c.output(2), Rest: true,
+	}
+	if !u.given() {
+		return []backend.Problem{whole}
+	}
+	grad, pre := whole.GradOutput, whole.Preactivation
+	if h.Formula != "none" {
+		if pre == nil {
+			pre = w.view(grad.Shape)
+			problems = u.ofGroups(&backend.GroupedLayer{
+				Header: h.Plain(h.Op), Input: whole.Input, Weight: whole.Weight, Bias: whole.Bias, Preactivation: pre,
+			}, w)
+		}
+		whole.GradOutput = w.view(grad.Shape)
+		problems = append(problems, &backend.ActivationBackward{
+			Header: h, GradOutput: grad, Input: pre, GradInput: whole.GradOutput, GradBias: whole.GradBias,
+		})
+		grad, whole.Header, whole.Preactivation, whole.GradBias = whole.GradOutput, h.Plain(h.Op), nil, nil
+	}
+	ofInput, through := u.inputOfGroups(h, w, grad, whole.Weight, whole.GradInput, gradA)
+	problems = slices.Concat(problems, ofInput, u.gradientsOfGroups(h, w, grad, through, whole.Input, gradA, gradB))
+	if whole.GradInput != nil {
+		problems = append(problems, &backend.ZeroRows{Header: h, Outputs: []*tensor.View{whole.GradInput}})
+	}
+	whole.GradInput = nil
+	if whole.GradWeight != nil || whole.GradBias != nil {
+		problems = append(problems, whole)
+	}
+	return problems
+}
+
 var groupedSignature = Signature{
 	"grouped_linear",
-	typed(check.Offsets, arguments("input [T, K]", "weight [E, N, K]", "bias? [E, N]", "offsets [E]"), "offsets"),
+	typed(check.Offsets, arguments(
+		"input [T, K]", "weight [E, N, K]", "bias? [E, N]", "offsets [E]", "adapter.a? [E, R, K] = None", "adapter.b? [E, N, R] = None",
+	), "offsets"),
 	arguments("out [T, N]", "preactivation [T, N]"),
 }
 

@@ -103,13 +103,12 @@ type operation struct {
 	//   accumulates   weight and bias gradients to add to (Accumulate)
 	halves, splits, multiplies, accumulates bool
 	// shapes validates the geometry of a call's inputs and returns each output's shape; nil for one
-	// that cannot exist. A forward is also given the inputs of its backward that are its own.
+	// that cannot exist.
 	shapes func(c *Call, inputs []*tensor.View) ([][]int64, error)
-	// problem is what a call is whose geometry is valid; nil for one that is several.
-	problem func(c *Call, h backend.Header) backend.Problem
-	// problems are those, in order (steps.go). They are over the call's tensors, and others of a
-	// region.
+	// problems are what a call is whose geometry is valid, in order (steps.go). They are over the
+	// call's tensors, and others of a region. nil is the one problem.
 	problems func(c *Call, h backend.Header, w *region) []backend.Problem
+	problem  func(c *Call, h backend.Header) backend.Problem
 }
 
 var operations = slices.Concat([]operation{
@@ -351,6 +350,8 @@ func Run(c *Call) error {
 // elements, and their workspace is as Run needs it.
 type Prepared struct {
 	Kernel backend.Kernel
+	// Inputs are how many operands the kernel has before the outputs.
+	Inputs int
 	// Parameters are its formula's; none where it has none, or where each call gives them.
 	Parameters []float64
 	// Program is the kernel's, nil where it is Go's to run. It lives as long as the kernel.
@@ -365,7 +366,7 @@ func Prepare(c *Call) (*Prepared, error) {
 		return nil, err
 	}
 	k, err := o.prepare(c)
-	if err != nil || len(c.Inputs) != len(o.Inputs) {
+	if err != nil {
 		return nil, err
 	}
 	for _, v := range slices.Concat(c.Inputs, c.Outputs) {
@@ -380,7 +381,7 @@ func Prepare(c *Call) (*Prepared, error) {
 	if _, looks := b.(backend.Keeper); looks { // addresses up each time
 		return nil, nil
 	}
-	p := &Prepared{Kernel: k, WorkspaceAlignment: b.WorkspaceAlignment()}
+	p := &Prepared{Kernel: k, Inputs: len(o.Inputs), WorkspaceAlignment: b.WorkspaceAlignment()}
 	if o.hasDefaults() {
 		_, p.Parameters = o.computes(c)
 	}

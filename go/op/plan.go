@@ -94,7 +94,7 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 	if err != nil {
 		return nil, check.In(o.Name, err)
 	}
-	if c.asksNothing() {
+	if o.asksNothing(c) {
 		if info := b.Info(); !info.Available {
 			return nil, status.Errorf(status.BackendUnavailable, "%s: %s: %s", o.Name, info.Name, info.Reason)
 		}
@@ -106,7 +106,9 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 	_, parameters := o.computes(owned)
 	w := &region{dt: dt, device: device, operand: len(o.Inputs) + len(c.Outputs)}
 	if o.problems != nil {
-		return kernelOf(o.problems(owned, h, w), b, w, parameters, o.Name, c.Kind)
+		if problems := o.problems(owned, h, w); problems != nil {
+			return kernelOf(problems, b, w, parameters, o.Name, c.Kind)
+		}
 	}
 	return selected(o.problem(owned, h), b, w, parameters)
 }
@@ -116,10 +118,10 @@ func (o *operation) header(c *Call, dt dtype.DType, choices *tuning.File) backen
 	return backend.Header{Op: o.Name, Kind: c.Kind, Formula: formula, DType: dt, AllowTF32: c.AllowTF32, BatchInvariant: c.BatchInvariant, Choices: choices}
 }
 
-// asksNothing reports whether every output is absent.
-func (c *Call) asksNothing() bool {
-	for _, out := range c.Outputs {
-		if out != nil {
+// asksNothing reports whether every output is absent, or an adapter's and empty.
+func (o *operation) asksNothing(c *Call) bool {
+	for i, out := range c.Outputs {
+		if out != nil && !(o.Outputs[i].IsPart() && out.IsEmpty()) {
 			return false
 		}
 	}

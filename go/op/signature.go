@@ -99,16 +99,19 @@ func broadcasting(first int, list []Argument) []Argument {
 }
 
 // backward is the signature of the gradients of a forward: of grad_output, forward's inputs and
-// what forward has kept, the gradient of each input that is no index. Those of a product's weights
-// and biases may be float32 where the call has a half type: what was summed in float32 is then not
-// rounded. So may that of an input with a dtype of its own, which it has then.
+// what forward has kept, the gradient of each input that is no index. Adapters come last. Gradients
+// of a product's weights and biases may be float32 where the call has a half type: what was summed
+// in float32 is then not rounded. So may that of an input with a dtype of its own, which it has
+// then.
 func (s Signature) backward(kept ...string) Signature {
 	b := Signature{Name: s.Name + "_backward"}
 	out := s.Outputs[0]
-	b.Inputs = append([]Argument{{Name: "grad_output", Shape: out.Shape, Example: out.Example}}, s.Inputs...)
+	own := s.ownInputs()
+	b.Inputs = append([]Argument{{Name: "grad_output", Shape: out.Shape, Example: out.Example}}, s.Inputs[:own]...)
 	for _, name := range kept {
 		b.Inputs = append(b.Inputs, Argument{Name: name, Shape: out.Shape, Optional: true, Default: true, Kept: true})
 	}
+	b.Inputs = append(b.Inputs, s.Inputs[own:]...)
 	for _, a := range s.Inputs {
 		gradient := Argument{Name: "grad_" + a.Name, Shape: a.Shape, Example: a.Example, Broadcasts: a.Broadcasts}
 		switch {
@@ -116,7 +119,7 @@ func (s Signature) backward(kept ...string) Signature {
 			continue
 		case a.Types == check.OrWider:
 			gradient.Types, gradient.Like = check.OrWider, a.Name
-		case len(kept) > 0 && isWeight(a.Name):
+		case len(kept) > 0 && (isWeight(a.Name) || a.IsPart()):
 			gradient.Types = check.OrWider
 		}
 		b.Outputs = append(b.Outputs, gradient)
@@ -135,8 +138,11 @@ func (o operation) backward(b operation, kept ...string) operation {
 	problem, problems := b.problem, b.problems
 	b = o
 	b.Signature, b.accumulates, b.problem, b.problems = o.Signature.backward(kept...), o.multiplies, problem, problems
+	own, first := o.ownInputs(), o.ownInputs()+1+len(kept) // of the adapters
 	b.shapes = func(c *Call, inputs []*tensor.View) ([][]int64, error) {
-		outputs, err := o.shapes(c, inputs[1:])
+		all := make([]*tensor.View, len(b.Inputs))
+		copy(all, inputs)
+		outputs, err := o.shapes(c, slices.Concat(all[1:1+own], all[first:]))
 		if err != nil {
 			return nil, err
 		}
@@ -177,24 +183,38 @@ func isWeight(name string) bool {
 	return name == "b" || strings.HasPrefix(name, "weight") || strings.HasPrefix(name, "bias")
 }
 
-// results are the outputs of PyTorch's operator: of a backward only the gradients of its inputs.
+// ownInputs is how many inputs are no adapter's, which come last.
+func (s Signature) ownInputs() int {
+	own := len(s.Inputs)
+	for own > 0 && s.Inputs[own-1].IsPart() {
+		own--
+	}
+	return own
+}
+
+// results are the outputs of PyTorch's operator: of a backward only the gradients of its inputs,
+// which are no adapters.
 func (s Signature) results() []Argument {
 	if !strings.HasSuffix(s.Name, "_backward") {
 		return s.Outputs
 	}
 	var list []Argument
 	for _, output := range s.Outputs {
-		if slices.ContainsFunc(s.Inputs, func(input Argument) bool { return "grad_"+input.Name == output.Name }) {
+		if !output.IsPart() && slices.ContainsFunc(s.Inputs, func(input Argument) bool { return "grad_"+input.Name == output.Name }) {
 			list = append(list, output)
 		}
 	}
 	return list
 }
 
-// schema is the arguments and results of PyTorch's operator, in PyTorch's notation.
+// schema is the arguments and results of PyTorch's operator, which takes no adapters, in PyTorch's
+// notation.
 func (o *operation) schema() string {
 	var list, kept []string
 	for _, a := range o.Inputs {
+		if a.IsPart() {
+			continue
+		}
 		text := "Tensor " + a.Name
 		if a.Optional {
 			text = "Tensor? " + a.Name

@@ -57,10 +57,13 @@ func tables() row {
 	}
 }
 
+// arguments are those that Python gives: no adapters.
 func arguments(args []op.Argument) []row {
-	list := make([]row, len(args))
-	for i, a := range args {
-		list[i] = row{"name": a.Name, "shape": a.Shape, "example": a.Example, "channels": a.Channels, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept}
+	var list []row
+	for _, a := range args {
+		if !a.IsPart() {
+			list = append(list, row{"name": a.Name, "shape": a.Shape, "example": a.Example, "channels": a.Channels, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept})
+		}
 	}
 	return list
 }

@@ -1,6 +1,6 @@
 // Products of groups, of any strides and on any processor, and sums of groups' rows:
 //
-//   grouped_product_<dtype>       out[r, n] = sum over k of left[r, k] right[e, k, n] + bias[e, n]
+//   grouped_product_<dtype>       out[r, n] = sum over k of left[r, k] right[e, k, n] + bias[e, n] (+ out)
 //   grouped_depth_<dtype>         out[e, m, n] = sum over r of left[r, m] right[r, n] (+ out)
 //   grouped_depth_<dtype>_f32     the same of half types, with out in float
 //   grouped_sums_<dtype>          partial sums over r of scales[r] x[r, n]
@@ -163,6 +163,11 @@ __device__ __forceinline__ void visit(const typename Storage::Real (&totals)[sid
 // in_tile is how many of the rest of a size are in one tile.
 __device__ __forceinline__ int in_tile(int64_t rest) { return rest < tile ? static_cast<int>(rest) : tile; }
 
+template <class Storage>
+__device__ __forceinline__ void store_total(Storage *to, typename Storage::Real x, bool accumulate) {
+  Storage::store(to, accumulate ? x + Storage::reload(to) : x);
+}
+
 // product makes a tile of rows of one group.
 template <class Storage>
 __device__ __forceinline__ void product(const Product &p) {
@@ -178,13 +183,8 @@ __device__ __forceinline__ void product(const Product &p) {
            Factor<Storage>(element<Storage>(p.right, group, 0, first_column), p.right.column_stride, p.right.row_stride, columns), p.inner);
   visit<Storage>(totals, rows, columns, [&](int row, int column, Real x) {
     if (p.bias.data != nullptr) x += Storage::load(element<Storage>(p.bias, group, 0, first_column + column));
-    Storage::store(element<Storage>(p.out, 0, first_row + row, first_column + column), x);
+    store_total(element<Storage>(p.out, 0, first_row + row, first_column + column), x, p.accumulate != 0);
   });
-}
-
-template <class Storage>
-__device__ __forceinline__ void store_total(Storage *to, typename Storage::Real x, bool accumulate) {
-  Storage::store(to, accumulate ? x + Storage::reload(to) : x);
 }
 
 // depth_product makes a tile of one group's result, which may be in float beside half types.

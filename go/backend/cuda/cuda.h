@@ -146,7 +146,7 @@ typedef struct {
 } epg_cuda_program;
 
 /* What candidates are timed with. */
-enum { EPG_MOST_CANDIDATES = 8, EPG_BENCH_BUFFERS = 18 };
+enum { EPG_MOST_CANDIDATES = 8, EPG_BENCH_BUFFERS = 25 };
 typedef struct {
   void *stream, *start, *end; /* two events */
   uint64_t owned[EPG_BENCH_BUFFERS];

@@ -16,9 +16,6 @@ import (
 // if the preactivation is not requested.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
 	switch {
-	case p.Groups != nil && len(p.More) > 0:
-		b.refuse(p)
-		return
 	case p.Groups != nil:
 		b.groupedEpilogue(p)
 		return
@@ -51,6 +48,10 @@ func (b *builder) twoPasses(p *backend.GemmEpilogue) {
 	}
 	b.preactivation(p, pre)
 	for _, pair := range p.More {
+		if p.Groups != nil {
+			b.plainProduct(pair.A, pair.B, nil, pre, p.Groups, true)
+			continue
+		}
 		q := lower.Forward(&backend.GemmEpilogue{Header: p.Header, BatchRank: p.BatchRank, A: pair.A, B: pair.B, Out: pre})
 		if lower.Count(q.K) > 0 {
 			b.onto(q, p.AllowTF32)

@@ -53,7 +53,7 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 // groupedEpilogue adds a product of each group with its bias and its activation.
 func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) {
 	var inBoxes func()
-	if p.Formula != "none" {
+	if p.Formula != "none" && len(p.More) == 0 {
 		inBoxes = b.groupedLinearSM90(p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation, p.Groups)
 	}
 	b.either(inBoxes, func() { b.twoPasses(p) })
@@ -65,7 +65,7 @@ func (b *builder) multiplyGroups(p *lower.Product) {
 	if p.ByRows {
 		left, right, bias := p.View(lower.Left, p.M, p.K), p.View(lower.Right, p.Batch, p.K, p.N), p.View(lower.Bias, p.Batch, p.N)
 		out := p.View(lower.Out, p.M, p.N)
-		b.either(b.groupedLinearSM90("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends) })
+		b.either(b.groupedLinearSM90("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends, false) })
 		return
 	}
 	left, right, out := p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M)

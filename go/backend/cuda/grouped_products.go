@@ -5,8 +5,9 @@ package cuda
 import "github.com/epigrad/epigrad/go/tensor"
 
 // plainProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with right
-// operands [e, depth, columns], of any strides, and on any processor.
-func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) {
+// operands [e, depth, columns], of any strides, and on any processor; or, onto out, adds that to
+// it.
+func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View, onto bool) {
 	rows, columns, groups := out.Shape[0], out.Shape[1], ends.Shape[0]
 	if rows*columns == 0 || groups == 0 {
 		return
@@ -22,7 +23,8 @@ func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View) {
 	p.int64(left.Shape[1])
 	p.divisor(across)
 	p.int64(0)
-	p.sizes(groups, 0)
+	p.sizes(groups)
+	p.bool(onto)
 	b.general(p, "grouped_product_"+b.dt.Short(), (rows/groupedTile+groups)*across)
 }
 

@@ -201,7 +201,7 @@ func (k *kernel) Run(r *backend.Run) error {
 
 // maxOperands is the most tensors of a problem: a call's inputs and outputs, and a region behind
 // them.
-const maxOperands = 17
+const maxOperands = 24
 
 // memory is a program's memory outside of Go's heap.
 type memory struct {

@@ -58,7 +58,7 @@ class Call(ctypes.Structure):
 
 CPU, CUDA, WEBGPU = 1, 2, 15
 """DLDeviceType."""
-MAX_RANK, MAX_OUTPUTS = 64, 6
+MAX_RANK, MAX_OUTPUTS = 64, 10
 """EPG_MAX_RANK and EPG_MAX_OUTPUTS."""
 
 ACCUMULATE, BATCH_INVARIANT = 1, 8

@@ -165,14 +165,21 @@ func (s *PreparedSuite) TestLeavesWhatIsWrongToGo() {
 	s.Zero(s.recorder.Runs())
 }
 
-func (s *PreparedSuite) TestSomeCallsAreAlwaysGos() {
-	empty, short := lerp(0), lerp(7)
+// TestTrailingInputsMayBeLeftOut: outputs have their places behind all inputs of the operation.
+func (s *PreparedSuite) TestTrailingInputsMayBeLeftOut() {
+	short := lerp(8)
 	short.Inputs = short.Inputs[:2]
-	for _, call := range []*caller.Call{empty, short} {
-		p := s.prepared(call)
-		s.False(p.Holds())
-		s.Equal(int32(-1), p.Run(call).Code)
-	}
+	p := s.prepared(short)
+	defer p.Release()
+	s.Zero(p.Run(short).Code)
+	s.Equal([]uint64{short.Inputs[1].Address(), 0, short.Outputs[0].Address()}, []uint64{s.recorder.Base(1), s.recorder.Base(2), s.recorder.Base(3)})
+}
+
+func (s *PreparedSuite) TestSomeCallsAreAlwaysGos() {
+	empty := lerp(0)
+	p := s.prepared(empty)
+	s.False(p.Holds())
+	s.Equal(int32(-1), p.Run(empty).Code)
 	wrong := lerp(7)
 	wrong.Workspace = 0
 	_, r := caller.Prepare(wrong)

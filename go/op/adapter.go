@@ -1,6 +1,7 @@
 package op
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -16,8 +17,8 @@ import (
 //
 //	a [r, k],  b [n, r];  of groups a [e, r, k],  b [e, n, r]
 //
-// Both terms are one sum, and input aᵀ is rounded once. With g, the gradient of the layer's
-// preactivation:
+// Both terms are one sum, which CUDA rounds after each in half types, and input aᵀ is rounded once.
+// With g, the gradient of the layer's preactivation:
 //
 //	grad_input = g weight + (g b) a
 //	grad_a     = (g b)ᵀ input
@@ -57,169 +58,105 @@ func (u adapter) check(op, name string, weight *tensor.View) error {
 	return check.Shape(op, name+".b", u.b.Shape, b, "for the weight and "+name+".a")
 }
 
-// IsPart reports whether an argument is a part of an adapter: "adapter.a".
-func (a Argument) IsPart() bool { return strings.Contains(a.Name, ".") }
+// IsAdapters reports whether an argument belongs to an adapter: "adapter.a".
+func (a Argument) IsAdapters() bool { return strings.Contains(a.Name, ".") }
 
-// layer is the problems of out = act(input weightᵀ + bias) with an adapter of the weight.
-func (u adapter) layer(h backend.Header, w *region, input, weight, bias, out, pre *tensor.View) []backend.Problem {
-	whole := layer(h, input, weight, bias, out, pre)
-	if !u.given() {
-		return []backend.Problem{whole}
+// The rest is for layers, and for those of groups, whose header has Groups. Tensors are of rows.
+
+// adapted are parts of which the first ones are products of inputs and weights, with the terms of
+// these weights' adapters.
+func adapted(parts []backend.Problem, w *region, adapters ...adapter) (all []backend.Problem) {
+	for i, part := range parts {
+		if i < len(adapters) && adapters[i].given() {
+			whole := part.(*backend.GemmEpilogue)
+			product, narrow := adapters[i].timesA(whole.Header.Plain(whole.Op), w, whole.A)
+			whole.More = append(whole.More, backend.Pair{A: narrow, B: exchanged(adapters[i].b)})
+			all = append(all, product)
+		}
+		all = append(all, part)
 	}
-	thin, narrow := u.narrow(h, w, rows(input))
-	whole.More = []backend.Pair{{A: narrow, B: tensor.Exchanged(u.b, 0, 1)}}
-	return []backend.Problem{thin, whole}
+	return all
 }
 
-// narrow is input aᵀ, of an input of rows.
-func (u adapter) narrow(h backend.Header, w *region, input *tensor.View) (backend.Problem, *tensor.View) {
-	out := w.view(append(append([]int64{}, input.Shape[:input.Rank()-1]...), u.a.Shape[0]))
-	return layer(h.Plain("linear"), input, u.a, nil, out, nil), out
+// timesA is input aᵀ.
+func (u adapter) timesA(h backend.Header, w *region, input *tensor.View) (product backend.Problem, narrow *tensor.View) {
+	return times(h, w, input, exchanged(u.a))
 }
 
-// through is g b, of gradients to a layer's rows.
-func (u adapter) through(h backend.Header, w *region, grad *tensor.View) (backend.Problem, *tensor.View) {
-	out := w.view(append(append([]int64{}, grad.Shape[:grad.Rank()-1]...), u.b.Shape[1]))
-	return &backend.GemmEpilogue{Header: h.Plain("linear"), A: grad, B: u.b, Out: out}, out
+// timesB is g b.
+func (u adapter) timesB(h backend.Header, w *region, grad *tensor.View) (product backend.Problem, through *tensor.View) {
+	return times(h, w, grad, u.b)
 }
 
-// backward is the problems of the gradients of such a layer without an activation. Those of the
-// adapter are gradA and gradB.
-func (u adapter) backward(h backend.Header, w *region, grad, input, weight, bias, gradInput, gradWeight, gradBias, gradA, gradB *tensor.View) (problems []backend.Problem) {
-	if !u.given() {
-		return []backend.Problem{layerBackward(h, grad, input, weight, bias, gradInput, gradWeight, gradBias)}
-	}
-	if gradWeight != nil || gradBias != nil {
-		problems = append(problems, layerBackward(h, grad, input, weight, bias, nil, gradWeight, gradBias))
-	}
-	return append(problems, backwardOf([]term{{grad, weight, u, gradA, gradB}}, h, w, input, gradInput)...)
+func times(h backend.Header, w *region, left, right *tensor.View) (backend.Problem, *tensor.View) {
+	shape := slices.Clone(left.Shape)
+	shape[len(shape)-1] = right.Shape[right.Rank()-1]
+	out := w.view(shape)
+	return &backend.GemmEpilogue{Header: h, A: left, B: right, Out: out}, out
 }
 
-// between is the problems of p, a HiddenBackward or a GatedHiddenBackward, with an adapter of its
-// weight: the first of its parts is the gradient through the weight.
-func (u adapter) between(p backend.Problem, w *region) []backend.Problem {
-	if !u.given() {
-		return []backend.Problem{p}
-	}
-	parts := lower.Parts(p, w.part)
-	through := parts[0].(*backend.GemmEpilogueBackward)
-	of := term{grad: through.GradOutput, weight: tensor.Exchanged(through.B, 0, 1), adapter: u}
-	return append(backwardOf([]term{of}, through.Header, w, through.A, through.GradA), parts[1:]...)
-}
+// exchanged is a weight with its rows as columns, or that of each group.
+func exchanged(v *tensor.View) *tensor.View { return tensor.Exchanged(v, v.Rank()-2, v.Rank()-1) }
 
-// term is one of a layer's products, with what backward has of it: the gradient to its output, and
-// the gradients that are wanted of its adapter.
+// term is a product of a layer, of which backward has the gradient to its output, and what it makes
+// of its adapter: the gradients that are wanted, and g b once it is formed.
 type term struct {
 	grad, weight *tensor.View
 	adapter      adapter
 	gradA, gradB *tensor.View
+	through      *tensor.View
 }
 
-// backwardOf is the problems of the gradients to an input that the terms share, and to their
-// adapters.
-func backwardOf(terms []term, h backend.Header, w *region, input, gradInput *tensor.View) (problems []backend.Problem) {
+// throughB is the problem that forms g b, if there is something to form.
+func (t *term) throughB(h backend.Header, w *region) (problems []backend.Problem) {
+	if t.adapter.given() && t.through == nil {
+		var product backend.Problem
+		product, t.through = t.adapter.timesB(h, w, t.grad)
+		problems = append(problems, product)
+	}
+	return problems
+}
+
+// toInput is the problems of the gradient to the input that terms share.
+func toInput(terms []*term, h backend.Header, w *region, gradInput *tensor.View) (problems []backend.Problem) {
 	var pairs []backend.Pair
 	for _, t := range terms {
-		grad, u := rows(t.grad), t.adapter
-		if gradInput != nil {
-			pairs = append(pairs, backend.Pair{A: grad, B: t.weight})
-		}
-		if !u.given() {
-			continue
-		}
-		if gradInput != nil || t.gradA != nil {
-			thin, through := u.through(h, w, grad)
-			problems = append(problems, thin)
-			if gradInput != nil {
-				pairs = append(pairs, backend.Pair{A: through, B: u.a})
-			}
-			if t.gradA != nil {
-				problems = append(problems, layerBackward(h, through, input, u.a, nil, nil, t.gradA, nil))
-			}
-		}
-		if t.gradB != nil {
-			thin, narrow := u.narrow(h, w, rows(input))
-			problems = append(problems, thin, layerBackward(h, grad, narrow, u.b, nil, nil, t.gradB, nil))
+		problems = append(problems, t.throughB(h, w)...)
+		if pairs = append(pairs, backend.Pair{A: t.grad, B: t.weight}); t.adapter.given() {
+			pairs = append(pairs, backend.Pair{A: t.through, B: t.adapter.a})
 		}
 	}
-	if gradInput != nil {
-		problems = append(problems, &backend.GemmEpilogue{
-			Header: h.Plain("linear_backward"), A: pairs[0].A, B: pairs[0].B, More: pairs[1:], Out: rows(gradInput),
-		})
+	return append(problems, &backend.GemmEpilogue{Header: h, A: pairs[0].A, B: pairs[0].B, More: pairs[1:], Out: gradInput})
+}
+
+// gradients is the problems of the gradients of the term's adapter.
+func (t *term) gradients(h backend.Header, w *region, input *tensor.View) (problems []backend.Problem) {
+	if t.adapter.given() && t.gradA != nil {
+		problems = append(t.throughB(h, w), weightGradient(h, t.through, input, t.adapter.a, t.gradA))
+	}
+	if t.adapter.given() && t.gradB != nil {
+		product, narrow := t.adapter.timesA(h, w, input)
+		problems = append(problems, product, weightGradient(h, t.grad, narrow, t.adapter.b, t.gradB))
 	}
 	return problems
 }
 
-// Of groups, whose header h has Groups: the same for the rows of each.
+func weightGradient(h backend.Header, grad, input, weight, gradWeight *tensor.View) backend.Problem {
+	return &backend.GemmEpilogueBackward{Header: h, GradOutput: grad, A: input, B: exchanged(weight), GradB: exchanged(gradWeight)}
+}
 
-// ofGroups is the problems of a layer of groups with an adapter of its weight.
-func (u adapter) ofGroups(p *backend.GroupedLayer, w *region) []backend.Problem {
-	if !u.given() {
+// hiddenBackward is the problems of p, the backward of a layer's input that was a hidden
+// activation, for the weight of the term. The first of its parts may be the gradient through that.
+func (t *term) hiddenBackward(p backend.Problem, w *region) []backend.Problem {
+	if !t.adapter.given() {
 		return []backend.Problem{p}
 	}
-	thin, narrow := u.narrowRows(p.Header, w, p.Input)
 	parts := lower.Parts(p, w.part)
-	parts[0].(*backend.GemmEpilogue).More = []backend.Pair{{A: narrow, B: tensor.Exchanged(u.b, 1, 2)}}
-	return append([]backend.Problem{thin}, parts...)
-}
-
-// narrowRows is input aᵀ, and throughRows g b.
-func (u adapter) narrowRows(h backend.Header, w *region, input *tensor.View) (backend.Problem, *tensor.View) {
-	out := w.view([]int64{input.Shape[0], u.a.Shape[1]})
-	return &backend.GroupedLayer{Header: h.Plain(h.Op), Input: input, Weight: u.a, Out: out}, out
-}
-
-func (u adapter) throughRows(h backend.Header, w *region, grad *tensor.View) (backend.Problem, *tensor.View) {
-	out := w.view([]int64{grad.Shape[0], u.b.Shape[2]})
-	return &backend.GemmEpilogue{Header: h.Plain(h.Op), A: grad, B: u.b, Out: out}, out
-}
-
-// inputOfGroups is the problems of the gradient to the rows of such a layer's input, of that to the
-// layer's rows. It gives throughRows, also where only the gradient of a is wanted.
-func (u adapter) inputOfGroups(h backend.Header, w *region, grad, weight, gradInput, gradA *tensor.View) (problems []backend.Problem, through *tensor.View) {
-	h = h.Plain(h.Op)
-	switch {
-	case gradInput == nil && gradA == nil:
-		return nil, nil
-	case !u.given():
-		return []backend.Problem{&backend.GroupedLayerBackward{Header: h, GradOutput: grad, Weight: weight, GradInput: gradInput}}, nil
+	switch first := parts[0].(type) {
+	case *backend.GemmEpilogueBackward:
+		return append(toInput([]*term{t}, first.Header, w, first.GradA), parts[1:]...)
+	case *backend.GemmEpilogue: // of groups
+		return append(toInput([]*term{t}, first.Header, w, first.Out), parts[1:]...)
 	}
-	thin, through := u.throughRows(h, w, grad)
-	problems = append(problems, thin)
-	if gradInput != nil {
-		pair := backend.Pair{A: through, B: u.a}
-		problems = append(problems, &backend.GemmEpilogue{Header: h, A: grad, B: weight, More: []backend.Pair{pair}, Out: gradInput})
-	}
-	return problems, through
-}
-
-// gradientsOfGroups is the problems of the adapter's gradients.
-func (u adapter) gradientsOfGroups(h backend.Header, w *region, grad, through, input, gradA, gradB *tensor.View) (problems []backend.Problem) {
-	h = h.Plain(h.Op)
-	if u.given() && gradA != nil {
-		problems = append(problems, &backend.GroupedLayerBackward{Header: h, GradOutput: through, Input: input, Weight: u.a, GradWeight: gradA})
-	}
-	if u.given() && gradB != nil {
-		thin, narrow := u.narrowRows(h, w, input)
-		problems = append(problems, thin, &backend.GroupedLayerBackward{Header: h, GradOutput: grad, Input: narrow, Weight: u.b, GradWeight: gradB})
-	}
-	return problems
-}
-
-// hiddenOfGroups is the problems of p with an adapter of its weight, and throughRows: the first of
-// its parts may be the gradient through the weight.
-func (u adapter) hiddenOfGroups(p *backend.GroupedHiddenBackward, w *region, gradA *tensor.View) (problems []backend.Problem, through *tensor.View) {
-	if !u.given() {
-		return []backend.Problem{p}, nil
-	}
-	parts := lower.Parts(p, w.part)
-	product, is := parts[0].(*backend.GemmEpilogue)
-	if !is && gradA == nil {
-		return parts, nil
-	}
-	thin, through := u.throughRows(p.Header, w, p.GradOutput)
-	if is {
-		product.More = []backend.Pair{{A: through, B: u.a}}
-	}
-	return append([]backend.Problem{thin}, parts...), through
+	return parts
 }

@@ -58,7 +58,7 @@ var (
 			// What the second layer gives takes the place of what the first one read.
 			rows, hidden := w.view(m.rows()), w.view(m.hidden)
 			second := &backend.GroupedLayer{Header: r.grouped.Plain(r.grouped.Op), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Out: rows}
-			return slices.Concat(r.route(), r.form(w, pre, hidden, rows, pre), r.out.ofGroups(second, w), []backend.Problem{
+			return slices.Concat(r.route(), r.form(w, pre, hidden, rows, pre), groupedProblems(r.out, second, w), []backend.Problem{
 				&backend.CombineRows{Header: h, Input: rows, Places: r.places, Scale: m.scale, Out: c.output(0)},
 			})
 		},
@@ -182,7 +182,7 @@ func (r *routing) form(w *region, pre, hidden, rows *tensor.View, rest ...*tenso
 	if hidden != nil {
 		layer.Halves = r.halves
 	}
-	return append([]backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}}, r.in.ofGroups(layer, w)...)
+	return append([]backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}}, groupedProblems(r.in, layer, w)...)
 }
 
 // within is a contiguous tensor in the memory of an output that is written later; nil where that is
@@ -203,35 +203,35 @@ func within(output *tensor.View, dt dtype.DType, shape []int64) *tensor.View {
 
 // ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows has those of
 // the gradient to the input first, then those of the input.
-func (r *routing) ofLayerIn(w *region, gradPre, rows, gradInput, gradWeight, gradA, gradB *tensor.View) (problems []backend.Problem) {
+func (r *routing) ofLayerIn(w *region, t *term, rows, gradInput, gradWeight *tensor.View) (problems []backend.Problem) {
 	h := r.grouped.Plain(r.grouped.Op)
-	toRows := rows
-	if gradInput == nil {
-		toRows = nil
-	}
-	problems, through := r.in.inputOfGroups(h, w, gradPre, r.weightIn, toRows, gradA)
 	if gradInput != nil {
+		if t.adapter.given() {
+			problems = toInput([]*term{t}, h, w, rows)
+		} else {
+			problems = append(problems, &backend.GroupedLayerBackward{Header: h, GradOutput: t.grad, Weight: t.weight, GradInput: rows})
+		}
 		problems = append(problems, &backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Out: gradInput})
 	}
-	if gradWeight != nil || gradA != nil || gradB != nil {
+	if gradWeight != nil || t.gradA != nil || t.gradB != nil {
 		problems = append(problems, &backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows})
 	}
 	if gradWeight != nil {
-		problems = append(problems, &backend.GroupedLayerBackward{Header: h, GradOutput: gradPre, Input: rows, Weight: r.weightIn, GradWeight: gradWeight})
+		problems = append(problems, &backend.GroupedLayerBackward{Header: h, GradOutput: t.grad, Input: rows, Weight: t.weight, GradWeight: gradWeight})
 	}
-	return append(problems, r.in.gradientsOfGroups(h, w, gradPre, through, rows, gradA, gradB)...)
+	return append(problems, t.gradients(h, w, rows)...)
 }
 
 // ofLayerOut makes the gradients of the second layer's weight and bias, of the rows of grad_output
 // and of the scaled hidden activation.
-func (r *routing) ofLayerOut(w *region, rows, through, hidden, scales, gradWeight, gradBias, gradA, gradB *tensor.View) (problems []backend.Problem) {
+func (r *routing) ofLayerOut(w *region, t *term, hidden, scales, gradWeight, gradBias *tensor.View) (problems []backend.Problem) {
 	h := r.grouped.Plain(r.grouped.Op)
 	if gradWeight != nil || gradBias != nil {
 		problems = append(problems, &backend.GroupedLayerBackward{
-			Header: h, GradOutput: rows, Input: hidden, Weight: r.weightOut, Scales: scales, GradWeight: gradWeight, GradBias: gradBias,
+			Header: h, GradOutput: t.grad, Input: hidden, Weight: t.weight, Scales: scales, GradWeight: gradWeight, GradBias: gradBias,
 		})
 	}
-	return append(problems, r.out.gradientsOfGroups(h, w, rows, through, hidden, gradA, gradB)...)
+	return append(problems, t.gradients(h, w, hidden)...)
 }
 
 // expertsBackwardProblems are in an order in which one tensor has the rows of all slots in turns:
@@ -247,11 +247,12 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 	r := m.routed(h, w, c.adapter(9), c.adapter(11))
 	grad, pre := c.input(0), c.input(8)
 	gradInput, gradScale, gradWeightIn, gradBiasIn, gradWeightOut, gradBiasOut := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4), c.output(5)
-	gradInA, gradInB, gradOutA, gradOutB := c.output(6), c.output(7), c.output(8), c.output(9)
+	in := &term{weight: m.weightIn, adapter: r.in, gradA: c.output(6), gradB: c.output(7)}
 	problems, rows := r.route(), w.view(m.rows())
 	add := func(p ...backend.Problem) { problems = append(problems, p...) }
-	products := gradInput != nil || gradWeightIn != nil || gradInA != nil || gradInB != nil
-	ofHidden := gradWeightOut != nil || gradOutA != nil || gradOutB != nil
+	out := &term{grad: rows, weight: m.weightOut, adapter: r.out, gradA: c.output(8), gradB: c.output(9)}
+	products := gradInput != nil || gradWeightIn != nil || in.gradA != nil || in.gradB != nil
+	ofHidden := gradWeightOut != nil || out.gradA != nil || out.gradB != nil
 	through := products || gradBiasIn != nil || gradScale != nil || ofHidden
 	lent := func(gradient *tensor.View, shape []int64) *tensor.View {
 		if c.Accumulate {
@@ -276,7 +277,7 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 	}
 	scales := w.typed(h.DType.Accumulator(), m.pre[:1])
 	add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Scale: m.scale, Out: rows, Scales: scales})
-	var gradPre, hidden, sums, throughOut *tensor.View
+	var gradPre, hidden, sums *tensor.View
 	if through {
 		switch {
 		case outLast:
@@ -290,13 +291,12 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 		if gradScale != nil {
 			sums = w.typed(h.DType.Accumulator(), m.pre[:1])
 		}
-		var between []backend.Problem
-		between, throughOut = r.out.hiddenOfGroups(&backend.GroupedHiddenBackward{
+		add(out.hiddenBackward(&backend.GroupedHiddenBackward{
 			Header: r.grouped, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Halves: m.halves,
 			GradPreactivation: gradPre, Out: hidden, Sums: sums, GradBias: gradBiasIn,
-		}, w, gradOutA)
-		add(between...)
+		}, w)...)
 	}
+	in.grad = gradPre
 	if gradScale != nil {
 		scale := &backend.ScaleGradient{Header: h, Sums: sums, Places: r.places, Index: m.index, GradScale: gradScale}
 		if m.biasOut != nil {
@@ -305,12 +305,12 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 		add(scale)
 	}
 	if outLast {
-		add(r.ofLayerIn(w, gradPre, rows, gradInput, gradWeightIn, gradInA, gradInB)...)
+		add(r.ofLayerIn(w, in, rows, gradInput, gradWeightIn)...)
 		add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Out: rows})
 	}
-	add(r.ofLayerOut(w, rows, throughOut, hidden, scales, gradWeightOut, gradBiasOut, gradOutA, gradOutB)...)
+	add(r.ofLayerOut(w, out, hidden, scales, gradWeightOut, gradBiasOut)...)
 	if !outLast {
-		add(r.ofLayerIn(w, gradPre, rows, gradInput, gradWeightIn, gradInA, gradInB)...)
+		add(r.ofLayerIn(w, in, rows, gradInput, gradWeightIn)...)
 	}
 	return problems
 }

@@ -2,6 +2,7 @@ package op
 
 import (
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -111,21 +112,12 @@ func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []
 	input, weight1, bias1, weight2, bias2 := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4)
 	out, pre, one, two := c.output(0), c.output(1), c.adapter(5), c.adapter(7)
 	if out == nil {
-		return one.layer(h.Plain("linear"), w, input, weight1, bias1, nil, pre)
+		return adapted([]backend.Problem{layer(h.Plain("linear"), input, weight1, bias1, nil, pre)}, w, one)
 	}
 	hidden := w.view(b.hidden)
-	second := two.layer(h.Plain("linear"), w, hidden, weight2, bias2, out, nil)
-	switch {
-	case !s.gated:
-		return append(one.layer(h.As("linear"), w, input, weight1, bias1, hidden, pre), second...)
-	case one.given():
-		if pre == nil {
-			pre = w.view(b.pre)
-		}
-		value, gate := columnHalves(pre, c.Gate)
-		first := append(one.layer(h.Plain("linear"), w, input, weight1, bias1, nil, pre),
-			&backend.Gated{Header: pass(h, "gated_activation"), Value: value, Gate: gate, Out: hidden})
-		return append(first, second...)
+	second := adapted([]backend.Problem{layer(h.Plain("linear"), hidden, weight2, bias2, out, nil)}, w, two)
+	if !s.gated {
+		return append(adapted([]backend.Problem{layer(h.As("linear"), input, weight1, bias1, hidden, pre)}, w, one), second...)
 	}
 	first := &backend.GatedLinear{Header: h.As("gated_layer"), Input: input, Out: hidden}
 	first.WeightValue, first.WeightGate = halves(weight1, 0, c.Gate)
@@ -133,6 +125,9 @@ func (s *blockSpelling) forwardProblems(c *Call, h backend.Header, w *region) []
 	first.Value, first.Gate = columnHalves(pre, c.Gate)
 	first.Both = layer(h.Plain("linear"), input, weight1, bias1, pre, nil)
 	first.Halves = func(v *tensor.View) (value, gate *tensor.View) { return columnHalves(v, c.Gate) }
+	if one.given() {
+		return append(adapted(lower.Parts(first, w.part), w, one), second...)
+	}
 	return append([]backend.Problem{first}, second...)
 }
 
@@ -140,15 +135,16 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 	b, _ := s.resolve(c.Op, c.Inputs[1:])
 	grad, input, weight1, bias1, weight2, bias2, pre := c.input(0), c.input(1), c.input(2), c.input(3), c.input(4), c.input(5), c.input(6)
 	gradInput, gradWeight1, gradBias1, gradWeight2, gradBias2 := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4)
-	one, two, gradA1, gradB1, gradA2, gradB2 := c.adapter(7), c.adapter(9), c.output(5), c.output(6), c.output(7), c.output(8)
-	ofProducts := gradInput != nil || gradWeight1 != nil || gradA1 != nil || gradB1 != nil
+	one := &term{weight: weight1, adapter: c.adapter(7), gradA: c.output(5), gradB: c.output(6)}
+	two := &term{grad: rows(grad), weight: weight2, adapter: c.adapter(9), gradA: c.output(7), gradB: c.output(8)}
+	ofProducts := gradInput != nil || gradWeight1 != nil || one.gradA != nil || one.gradB != nil
 	first := ofProducts || gradBias1 != nil
-	ofHidden := gradWeight2 != nil || gradA2 != nil || gradB2 != nil
+	ofHidden := gradWeight2 != nil || two.gradA != nil || two.gradB != nil
 	sloped := s.gated || c.Kind != "none"
 	add := func(p ...backend.Problem) { problems = append(problems, p...) }
 	if pre == nil && (ofHidden || first && sloped) {
 		pre = w.view(b.pre)
-		add(one.layer(h.Plain("linear"), w, input, weight1, bias1, nil, pre)...)
+		add(adapted([]backend.Problem{layer(h.Plain("linear"), input, weight1, bias1, nil, pre)}, w, one.adapter)...)
 	}
 	hidden, gradPre := pre, (*tensor.View)(nil)
 	formed := ofHidden && sloped
@@ -165,8 +161,10 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 			out = hidden
 		}
 		add(s.hiddenBackward(c, h, w, two, gradPre, pre, out)...)
+	case first && two.adapter.given():
+		add(toInput([]*term{two}, h.Plain("linear_backward"), w, rows(gradPre))...)
 	case first:
-		add(two.backward(h, w, grad, gradPre, weight2, bias2, gradPre, nil, nil, nil, nil)...)
+		add(layerBackward(h, grad, gradPre, weight2, bias2, gradPre, nil, nil))
 	case formed && s.gated:
 		value, gate := columnHalves(pre, c.Gate)
 		add(&backend.Gated{Header: pass(h, "gated_activation"), Value: value, Gate: gate, Out: hidden})
@@ -178,27 +176,28 @@ func (s *blockSpelling) backwardProblems(c *Call, h backend.Header, w *region) (
 		if !ofHidden {
 			activated = standIn(grad, b.hidden)
 		}
-		add(two.backward(h, w, grad, activated, weight2, bias2, nil, gradWeight2, gradBias2, gradA2, gradB2)...)
+		add(layerGradients(two, h, w, activated, bias2, nil, gradWeight2, gradBias2)...)
 	}
 	if sloped {
 		gradBias1 = nil // the pass between the layers has summed it
 	}
 	if ofProducts || gradBias1 != nil {
-		add(one.backward(h, w, gradPre, input, weight1, bias1, gradInput, gradWeight1, gradBias1, gradA1, gradB1)...)
+		one.grad = rows(gradPre)
+		add(layerGradients(one, h, w, input, bias1, gradInput, gradWeight1, gradBias1)...)
 	}
 	return problems
 }
 
 // hiddenBackward is what comes between the layers: grad_preactivation, and the hidden activation in
 // out where there is one. An adapter of the second layer makes it several problems.
-func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, w *region, two adapter, gradPre, pre, out *tensor.View) []backend.Problem {
+func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, w *region, two *term, gradPre, pre, out *tensor.View) []backend.Problem {
 	gradBias := tensor.Aligned(c.output(2), pre.Rank())
 	if !s.gated {
 		p := &backend.HiddenBackward{
 			Header: h.As("hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Preactivation: pre,
 			GradPreactivation: gradPre, Out: out, GradBias: gradBias,
 		}
-		return two.between(p, w)
+		return two.hiddenBackward(p, w)
 	}
 	p := &backend.GatedHiddenBackward{
 		Header: h.As("gated_hidden_backward"), GradOutput: c.input(0), Weight: c.input(4), Out: out, Biased: c.input(3) != nil,
@@ -206,7 +205,7 @@ func (s *blockSpelling) hiddenBackward(c *Call, h backend.Header, w *region, two
 	p.Value, p.Gate = columnHalves(pre, c.Gate)
 	p.GradValue, p.GradGate = columnHalves(gradPre, c.Gate)
 	p.GradBiasValue, p.GradBiasGate = columnHalves(gradBias, c.Gate)
-	return two.between(p, w)
+	return two.hiddenBackward(p, w)
 }
 
 // pass is the header of an operation without a product.
@@ -226,6 +225,21 @@ func layerBackward(h backend.Header, grad, input, weight, bias, gradInput, gradW
 		Header: h.Plain("linear_backward"), GradOutput: rows(grad), A: rows(input), B: tensor.Exchanged(weight, 0, 1), Bias: bias,
 		GradA: rows(gradInput), GradB: tensor.Exchanged(gradWeight, 0, 1), GradBias: gradBias,
 	}
+}
+
+// layerGradients is that of a layer whose output's gradient and weight a term has, with the
+// gradients of its adapter.
+func layerGradients(t *term, h backend.Header, w *region, input, bias, gradInput, gradWeight, gradBias *tensor.View) (problems []backend.Problem) {
+	if !t.adapter.given() {
+		return []backend.Problem{layerBackward(h, t.grad, input, t.weight, bias, gradInput, gradWeight, gradBias)}
+	}
+	if gradInput != nil {
+		problems = toInput([]*term{t}, h.Plain("linear_backward"), w, rows(gradInput))
+	}
+	if gradWeight != nil || gradBias != nil {
+		problems = append(problems, layerBackward(h, t.grad, input, t.weight, bias, nil, gradWeight, gradBias))
+	}
+	return append(problems, t.gradients(h.Plain("linear_backward"), w, rows(input))...)
 }
 
 // rows is a tensor as rows: a vector is one.

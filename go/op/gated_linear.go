@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -37,15 +38,13 @@ var (
 			}
 			return [][]int64{out, pre}, err
 		},
-		problem: func(c *Call, h backend.Header) backend.Problem {
-			value, gate := columnHalves(c.output(1), GateSecond)
-			return &backend.GatedLinear{
-				Header: h, Input: c.input(0),
-				WeightValue: c.input(1), WeightGate: c.input(2), BiasValue: c.input(3), BiasGate: c.input(4),
-				Out: c.output(0), Value: value, Gate: gate,
+		problem: func(c *Call, h backend.Header) backend.Problem { return gatedLayer(c, h) },
+		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
+			if value, gate := c.adapter(5), c.adapter(7); value.given() || gate.given() {
+				return adapted(lower.Parts(gatedLayer(c, h), w.part), w, value, gate)
 			}
+			return nil
 		},
-		problems: adaptedGatedLinear,
 	}
 	gatedLinearBackward = gatedLinear.backward(operation{problems: gatedLinearBackwardProblems}, "preactivation")
 )
@@ -86,56 +85,49 @@ func gatedLinearShapes(op string, inputs []*tensor.View) (out, pre []int64, err 
 // columnHalves is halves of the last dimension.
 func columnHalves(v *tensor.View, place Gate) (value, gate *tensor.View) { return halves(v, -1, place) }
 
-// adaptedGatedLinear is the problems of the layer with an adapter, nil without: the products of
-// values and gates, and the gated activation.
-func adaptedGatedLinear(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
-	adapters := [2]adapter{c.adapter(5), c.adapter(7)}
-	if !adapters[0].given() && !adapters[1].given() {
-		return nil
+func gatedLayer(c *Call, h backend.Header) backend.Problem {
+	value, gate := columnHalves(c.output(1), GateSecond)
+	return &backend.GatedLinear{
+		Header: h, Input: c.input(0),
+		WeightValue: c.input(1), WeightGate: c.input(2), BiasValue: c.input(3), BiasGate: c.input(4),
+		Out: c.output(0), Value: value, Gate: gate,
 	}
-	pre := c.output(1)
-	if pre == nil {
-		_, shape, _ := gatedLinearShapes(c.Op, c.Inputs) // which are valid
-		pre = w.view(shape)
-	}
-	value, gate := columnHalves(pre, GateSecond)
-	for i, half := range [2]*tensor.View{value, gate} {
-		problems = append(problems, adapters[i].layer(h.Plain("linear"), w, c.input(0), c.input(1+i), c.input(3+i), half, nil)...)
-	}
-	if out := c.output(0); out != nil {
-		problems = append(problems, &backend.Gated{Header: pass(h, "gated_product"), Value: value, Gate: gate, Out: out})
-	}
-	return problems
 }
 
 func gatedLinearBackwardProblems(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
 	input, gradInput := c.input(1), c.output(0)
 	out, shape, _ := gatedLinearShapes(c.Op, c.Inputs[1:]) // which are valid
 	value, gate := columnHalves(c.input(6), GateSecond)
-	terms := []term{ // of values and gates
+	terms := []*term{ // of values and gates
 		{weight: c.input(2), adapter: c.adapter(7), gradA: c.output(5), gradB: c.output(6)},
 		{weight: c.input(3), adapter: c.adapter(9), gradA: c.output(7), gradB: c.output(8)},
 	}
 	if value == nil {
 		value, gate = columnHalves(w.view(shape), GateSecond)
 		for i, half := range [2]*tensor.View{value, gate} {
-			problems = append(problems, terms[i].adapter.layer(h.Plain("linear"), w, input, terms[i].weight, c.input(4+i), half, nil)...)
+			product := layer(h.Plain("linear"), input, terms[i].weight, c.input(4+i), half, nil)
+			problems = append(problems, adapted([]backend.Problem{product}, w, terms[i].adapter)...)
 		}
 	}
-	for i := range terms {
-		if t := &terms[i]; gradInput != nil || c.output(1+i) != nil || t.gradA != nil || t.gradB != nil {
-			t.grad = w.view(out)
+	var grads [2]*tensor.View
+	for i, t := range terms {
+		if gradInput != nil || c.output(1+i) != nil || t.gradA != nil || t.gradB != nil {
+			grads[i] = w.view(out)
+			t.grad = rows(grads[i])
 		}
 	}
 	problems = append(problems, &backend.GatedBackward{
-		Header: pass(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: terms[0].grad, GradGate: terms[1].grad,
+		Header: pass(h, "gated_product_backward"), GradOutput: c.input(0), Value: value, Gate: gate, GradValue: grads[0], GradGate: grads[1],
 		GradBiasValue: tensor.Aligned(c.output(3), len(out)), GradBiasGate: tensor.Aligned(c.output(4), len(out)),
 	})
-	problems = append(problems, backwardOf(terms, h, w, input, gradInput)...)
+	if gradInput != nil {
+		problems = append(problems, toInput(terms, h.Plain("linear_backward"), w, rows(gradInput))...)
+	}
 	for i, t := range terms {
 		if gradWeight := c.output(1 + i); gradWeight != nil {
 			problems = append(problems, layerBackward(h, t.grad, input, t.weight, nil, nil, gradWeight, nil))
 		}
+		problems = append(problems, t.gradients(h.Plain("linear_backward"), w, rows(input))...)
 	}
 	return problems
 }

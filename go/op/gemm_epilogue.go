@@ -58,7 +58,7 @@ func (s gemmSpelling) forward() operation {
 		},
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
 			if u := c.adapter(3); u.given() {
-				return u.layer(h, w, c.input(0), c.input(1), c.input(2), c.output(0), c.output(1))
+				return adapted([]backend.Problem{layer(h, c.input(0), c.input(1), c.input(2), c.output(0), c.output(1))}, w, u)
 			}
 			return nil
 		},
@@ -93,7 +93,7 @@ func adaptedLinearBackward(c *Call, h backend.Header, w *region) (problems []bac
 	if c.Kind != "none" {
 		if pre == nil { // an output that was kept does not show where it was rounded
 			pre = w.view(grad.Shape)
-			problems = u.layer(h.Plain("linear"), w, input, weight, bias, nil, pre)
+			problems = adapted([]backend.Problem{layer(h.Plain("linear"), input, weight, bias, nil, pre)}, w, u)
 		}
 		slope := &backend.ActivationBackward{
 			Header: pass(h, "activation_backward"), GradOutput: rows(grad), Input: rows(pre), GradBias: tensor.Aligned(gradBias, rows(grad).Rank()),
@@ -104,7 +104,8 @@ func adaptedLinearBackward(c *Call, h backend.Header, w *region) (problems []bac
 		}
 		problems, gradBias = append(problems, slope), nil
 	}
-	return append(problems, u.backward(h, w, grad, input, weight, bias, gradInput, gradWeight, gradBias, gradA, gradB)...)
+	t := &term{grad: rows(grad), weight: weight, adapter: u, gradA: gradA, gradB: gradB}
+	return append(problems, layerGradients(t, h, w, input, bias, gradInput, gradWeight, gradBias)...)
 }
 
 // gemm is a validated product: which dimensions the operands lack, and the shapes that follow.

@@ -2,9 +2,9 @@ package op
 
 import (
 	"math"
-	"slices"
 
 	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -39,7 +39,7 @@ var (
 			ends := w.typed(dtype.Int32, c.input(3).Shape)
 			return append(
 				[]backend.Problem{&backend.GroupEnds{Header: h, Offsets: c.input(3), Rows: c.input(0).Shape[0], Ends: ends}},
-				c.adapter(4).ofGroups(&backend.GroupedLayer{
+				groupedProblems(c.adapter(4), &backend.GroupedLayer{
 					Header: grouped(h, ends), Input: c.input(0), Weight: c.input(1), Bias: c.input(2),
 					Out: c.output(0), Preactivation: c.output(1), Rest: []*tensor.View{c.output(0), c.output(1)},
 				}, w)...)
@@ -55,39 +55,43 @@ var (
 	}, "preactivation")
 )
 
-func groupedGradients(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
-	u, gradA, gradB := c.adapter(6), c.output(3), c.output(4)
-	whole := &backend.GroupedLayerBackward{
-		Header: h, GradOutput: c.input(0), Input: c.input(1), Weight: c.input(2), Bias: c.input(3),
-		Preactivation: c.input(5), GradInput: c.output(0), GradWeight: c.output(1), GradBias: c.output(2), Rest: true,
-	}
+// groupedProblems is a layer, or its parts with an adapter.
+func groupedProblems(u adapter, p *backend.GroupedLayer, w *region) []backend.Problem {
 	if !u.given() {
-		return []backend.Problem{whole}
+		return []backend.Problem{p}
 	}
-	grad, pre := whole.GradOutput, whole.Preactivation
+	return adapted(lower.Parts(p, w.part), w, u)
+}
+
+func groupedGradients(c *Call, h backend.Header, w *region) (problems []backend.Problem) {
+	t := &term{grad: c.input(0), weight: c.input(2), adapter: c.adapter(6), gradA: c.output(3), gradB: c.output(4)}
+	input, bias, pre, gradInput, gradWeight, gradBias := c.input(1), c.input(3), c.input(5), c.output(0), c.output(1), c.output(2)
+	if !t.adapter.given() {
+		return []backend.Problem{&backend.GroupedLayerBackward{
+			Header: h, GradOutput: t.grad, Input: input, Weight: t.weight, Bias: bias,
+			Preactivation: pre, GradInput: gradInput, GradWeight: gradWeight, GradBias: gradBias, Rest: true,
+		}}
+	}
+	plain := h.Plain(h.Op)
 	if h.Formula != "none" {
 		if pre == nil {
-			pre = w.view(grad.Shape)
-			problems = u.ofGroups(&backend.GroupedLayer{
-				Header: h.Plain(h.Op), Input: whole.Input, Weight: whole.Weight, Bias: whole.Bias, Preactivation: pre,
-			}, w)
+			pre = w.view(t.grad.Shape)
+			problems = groupedProblems(t.adapter, &backend.GroupedLayer{Header: plain, Input: input, Weight: t.weight, Bias: bias, Preactivation: pre}, w)
 		}
-		whole.GradOutput = w.view(grad.Shape)
-		problems = append(problems, &backend.ActivationBackward{
-			Header: h, GradOutput: grad, Input: pre, GradInput: whole.GradOutput, GradBias: whole.GradBias,
+		gradPre := w.view(t.grad.Shape)
+		problems = append(problems, &backend.ActivationBackward{Header: h, GradOutput: t.grad, Input: pre, GradInput: gradPre, GradBias: gradBias})
+		t.grad, gradBias = gradPre, nil
+	}
+	if gradInput != nil {
+		problems = append(problems, toInput([]*term{t}, plain, w, gradInput)...)
+		problems = append(problems, &backend.ZeroRows{Header: h, Outputs: []*tensor.View{gradInput}})
+	}
+	if gradWeight != nil || gradBias != nil {
+		problems = append(problems, &backend.GroupedLayerBackward{
+			Header: plain, GradOutput: t.grad, Input: input, Weight: t.weight, Bias: bias, GradWeight: gradWeight, GradBias: gradBias,
 		})
-		grad, whole.Header, whole.Preactivation, whole.GradBias = whole.GradOutput, h.Plain(h.Op), nil, nil
 	}
-	ofInput, through := u.inputOfGroups(h, w, grad, whole.Weight, whole.GradInput, gradA)
-	problems = slices.Concat(problems, ofInput, u.gradientsOfGroups(h, w, grad, through, whole.Input, gradA, gradB))
-	if whole.GradInput != nil {
-		problems = append(problems, &backend.ZeroRows{Header: h, Outputs: []*tensor.View{whole.GradInput}})
-	}
-	whole.GradInput = nil
-	if whole.GradWeight != nil || whole.GradBias != nil {
-		problems = append(problems, whole)
-	}
-	return problems
+	return append(problems, t.gradients(plain, w, input)...)
 }
 
 var groupedSignature = Signature{

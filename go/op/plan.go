@@ -121,7 +121,7 @@ func (o *operation) header(c *Call, dt dtype.DType, choices *tuning.File) backen
 // asksNothing reports whether every output is absent, or an adapter's and empty.
 func (o *operation) asksNothing(c *Call) bool {
 	for i, out := range c.Outputs {
-		if out != nil && !(o.Outputs[i].IsPart() && out.IsEmpty()) {
+		if out != nil && !(o.Outputs[i].IsAdapters() && out.IsEmpty()) {
 			return false
 		}
 	}

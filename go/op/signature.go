@@ -119,7 +119,7 @@ func (s Signature) backward(kept ...string) Signature {
 			continue
 		case a.Types == check.OrWider:
 			gradient.Types, gradient.Like = check.OrWider, a.Name
-		case len(kept) > 0 && (isWeight(a.Name) || a.IsPart()):
+		case len(kept) > 0 && (isWeight(a.Name) || a.IsAdapters()):
 			gradient.Types = check.OrWider
 		}
 		b.Outputs = append(b.Outputs, gradient)
@@ -186,7 +186,7 @@ func isWeight(name string) bool {
 // ownInputs is how many inputs are no adapter's, which come last.
 func (s Signature) ownInputs() int {
 	own := len(s.Inputs)
-	for own > 0 && s.Inputs[own-1].IsPart() {
+	for own > 0 && s.Inputs[own-1].IsAdapters() {
 		own--
 	}
 	return own
@@ -200,7 +200,7 @@ func (s Signature) results() []Argument {
 	}
 	var list []Argument
 	for _, output := range s.Outputs {
-		if !output.IsPart() && slices.ContainsFunc(s.Inputs, func(input Argument) bool { return "grad_"+input.Name == output.Name }) {
+		if !output.IsAdapters() && slices.ContainsFunc(s.Inputs, func(input Argument) bool { return "grad_"+input.Name == output.Name }) {
 			list = append(list, output)
 		}
 	}
@@ -212,7 +212,7 @@ func (s Signature) results() []Argument {
 func (o *operation) schema() string {
 	var list, kept []string
 	for _, a := range o.Inputs {
-		if a.IsPart() {
+		if a.IsAdapters() {
 			continue
 		}
 		text := "Tensor " + a.Name

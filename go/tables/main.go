@@ -61,7 +61,7 @@ func tables() row {
 func arguments(args []op.Argument) []row {
 	var list []row
 	for _, a := range args {
-		if !a.IsPart() {
+		if !a.IsAdapters() {
 			list = append(list, row{"name": a.Name, "shape": a.Shape, "example": a.Example, "channels": a.Channels, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept})
 		}
 	}

@@ -73,8 +73,13 @@
  * types. The preactivation is [T k, 2H], its rows sorted by expert, token and j. Those of an index
  * that is no expert's come last; what they hold is undefined.
  *
- * Beside half types the gradients of weights and biases may be float32: what was summed is then
- * stored, or added, without being rounded.
+ * adapter.a [r, K] and adapter.b [N, r], of groups and experts [E, r, K] and [E, N, r], are a
+ * low-rank update (LoRA) of the weight with the same ending: adapter1 is weight1's. The layer has
+ * the weight W + b a, which is never formed. Give both or neither, in the call's dtype; r may be 0.
+ * A scale is the caller's to multiply with a, and with a's gradient.
+ *
+ * Beside half types the gradients of weights, biases and adapters may be float32: what was summed
+ * is then stored, or added, without being rounded.
  *
  * A process that has called epigrad cannot use it in a child made by fork() without exec: every
  * function then returns EPG_BACKEND_UNAVAILABLE.
@@ -116,7 +121,7 @@ enum {
  * parameter, a dim or a gate that the operation does not have. */
 enum {
   /* *_backward of matmul, linear, gated_linear, mlp, gated_mlp, grouped_linear and experts: add
-   * into the weight and bias gradients */
+   * into the gradients of weights, biases and adapters */
   EPG_ACCUMULATE = 1,
   /* the same operations, and forward: CUDA may compute float32 products in TF32. It does so in all
    * but grouped_linear and experts */

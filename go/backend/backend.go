@@ -67,7 +67,8 @@ type Run struct {
 	Stream uintptr
 	// Threads is the most goroutines to use; 0 lets the backend choose.
 	Threads int
-	// Accumulate adds into the weight and bias gradients in place of overwriting them.
+	// Accumulate adds into the gradients of weights, biases and adapters in place of overwriting
+	// them.
 	Accumulate bool
 	// Parameters are the numbers of the problem's formula (go/activation); or lerp's weight, where
 	// no tensor gives it; or xielu's beta.
@@ -145,7 +146,7 @@ type Allocator interface {
 	Free(address uintptr) error
 }
 
-// Problem is one of the normalised problems below.
+// Problem is one of the types of problem.go and grouped.go.
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.
 	Describe() (op, kind string, dt dtype.DType)

@@ -15,8 +15,7 @@ import "github.com/epigrad/epigrad/go/tensor"
 // of the problems on rows (lower.Parts).
 
 // GroupEnds checks what a caller says of the groups, and gives their Ends. Offsets that fall, are
-// negative or exceed Rows are an error on the CPU; a device takes what is next to them and makes
-// sense.
+// negative or exceed Rows are an error on the CPU; a device clamps them to the nearest valid ones.
 type GroupEnds struct {
 	Header
 	Offsets *tensor.View // [e], int32 or int64

@@ -31,7 +31,7 @@ type Header struct {
 	Choices *tuning.File
 }
 
-// As is the header for the problem that another operation is.
+// As is the header with another operation's name.
 func (h Header) As(op string) Header {
 	h.Op = op
 	return h

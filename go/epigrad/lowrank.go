@@ -2,8 +2,8 @@ package epigrad
 
 import "slices"
 
-// LowRank is a low-rank update of a weight (LoRA): the layer is that of weight + b a, which is
-// never formed. Its zero value is none.
+// LowRank is an adapter: a low-rank update of a weight (LoRA). The layer is that of weight + b a,
+// which is never formed. Its zero value is none.
 //
 //	a [r, k],  b [n, r];  of groups and experts a [E, r, k],  b [E, n, r]
 //

@@ -60,7 +60,8 @@ type Call struct {
 	Dim int
 	// Gate is where the gates are, of gated_activation, gated_mlp and experts.
 	Gate Gate
-	// Accumulate adds into the weight and bias gradients in place of overwriting them.
+	// Accumulate adds into the gradients of weights, biases and adapters in place of overwriting
+	// them.
 	Accumulate bool
 	// AllowTF32 lets float32 products be computed in TF32 where the hardware has it.
 	AllowTF32 bool
@@ -100,15 +101,16 @@ type operation struct {
 	//   halves        a gate, which is half of a dimension (Gate)
 	//   splits        that dimension (Dim)
 	//   multiplies    a product (AllowTF32, BatchInvariant)
-	//   accumulates   weight and bias gradients to add to (Accumulate)
+	//   accumulates   gradients of weights and biases to add to (Accumulate)
 	halves, splits, multiplies, accumulates bool
 	// shapes validates the geometry of a call's inputs and returns each output's shape; nil for one
 	// that cannot exist.
 	shapes func(c *Call, inputs []*tensor.View) ([][]int64, error)
-	// problems are what a call is whose geometry is valid, in order (steps.go). They are over the
-	// call's tensors, and others of a region. nil is the one problem.
+	// problem turns a valid call into one problem.
+	problem func(c *Call, h backend.Header) backend.Problem
+	// problems turns it into several, in order (steps.go). Tensors between them come from the
+	// region. Where it is nil or returns nil, problem makes the only one.
 	problems func(c *Call, h backend.Header, w *region) []backend.Problem
-	problem  func(c *Call, h backend.Header) backend.Problem
 }
 
 var operations = slices.Concat([]operation{
@@ -378,7 +380,7 @@ func Prepare(c *Call) (*Prepared, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, looks := b.(backend.Keeper); looks { // addresses up each time
+	if _, ok := b.(backend.Keeper); ok { // it has to look up addresses in each call
 		return nil, nil
 	}
 	p := &Prepared{Kernel: k, Inputs: len(o.Inputs), WorkspaceAlignment: b.WorkspaceAlignment()}
@@ -421,7 +423,7 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	if err := check.Aliasing(o.Name, inputs, outputs); err != nil {
 		return err
 	}
-	if err := o.kept(inputs, outputs); err != nil {
+	if err := o.held(inputs, outputs); err != nil {
 		return err
 	}
 	if device := c.Inputs[0].Device; c.Stream != 0 && device.Type != tensor.CUDA {
@@ -441,8 +443,8 @@ func (o *operation) memory(c *Call, workspaceBytes int64) error {
 	return check.Workspace(o.Name, address, c.WorkspaceBytes, workspaceBytes, alignment, outputs)
 }
 
-// kept asks for memory that the backend knows, where the backend is one that gives it out.
-func (o *operation) kept(lists ...[]check.Operand) error {
+// held returns an error for a tensor outside of the memory that its backend gave out.
+func (o *operation) held(lists ...[]check.Operand) error {
 	for _, operands := range lists {
 		for _, operand := range operands {
 			v := operand.View

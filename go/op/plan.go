@@ -252,7 +252,7 @@ func (p *Plan) mostWorkspace() (int64, error) {
 		// a bound on what may be chosen: nothing is timed for it
 		k, err := p.operation.choose(&worst, nil)
 		if err != nil {
-			if given == all || status.Of(err).Code != status.InvalidProblem {
+			if given == nothingLeftOut || status.Of(err).Code != status.InvalidProblem {
 				return 0, err
 			}
 			continue // no run can leave these out
@@ -264,16 +264,16 @@ func (p *Plan) mostWorkspace() (int64, error) {
 	return bytes, nil
 }
 
-// all is the first of withSomeOptional's numbers.
-const all = 0
+// nothingLeftOut is the first of withSomeOptional's numbers.
+const nothingLeftOut = 0
 
 // withSomeOptional returns the call, and then without each choice of what a run may leave out and
 // may then need memory for: optional inputs, with their gradients, and what a forward keeps for
-// backward. A choice has a number.
+// backward. Both tensors of an adapter are one choice. A choice has a number.
 func (o *operation) withSomeOptional(c Call) iter.Seq2[int, Call] {
 	var optional, kept []int
 	for i, input := range o.Inputs {
-		if input.Optional && at(c.Inputs, i) != nil {
+		if input.Optional && at(c.Inputs, i) != nil && !(input.IsAdapters() && strings.HasSuffix(input.Name, ".b")) {
 			optional = append(optional, i)
 		}
 	}
@@ -295,16 +295,27 @@ func (o *operation) withSomeOptional(c Call) iter.Seq2[int, Call] {
 				if left>>bit&1 == 0 {
 					continue
 				}
-				some.Inputs[i] = nil
-				for j := range some.Outputs {
-					if o.Outputs[j].Name == "grad_"+o.Inputs[i].Name {
-						some.Outputs[j] = nil
-					}
+				without := []string{o.Inputs[i].Name}
+				if name, is := strings.CutSuffix(o.Inputs[i].Name, ".a"); is {
+					without = append(without, name+".b")
+				}
+				for _, name := range without {
+					leave(some.Inputs, o.Inputs, name)
+					leave(some.Outputs, o.Outputs, "grad_"+name)
 				}
 			}
 			if !yield(left, some) {
 				return
 			}
+		}
+	}
+}
+
+// leave makes the tensor of a name absent, if there is one.
+func leave(views []*tensor.View, args []Argument, name string) {
+	for i := range views {
+		if args[i].Name == name {
+			views[i] = nil
 		}
 	}
 }

@@ -132,8 +132,8 @@ func (s Signature) backward(kept ...string) Signature {
 	return b
 }
 
-// backward is the operation of a forward's gradients, with what a call is. What forward has kept
-// and grad_output have the shapes of its outputs, and gradients those of its inputs.
+// backward is the operation of the forward's gradients; b has its problem or problems. What forward
+// has kept and grad_output have the shapes of its outputs, and gradients those of its inputs.
 func (o operation) backward(b operation, kept ...string) operation {
 	problem, problems := b.problem, b.problems
 	b = o

@@ -29,7 +29,7 @@ type region struct {
 
 func (w *region) view(shape []int64) *tensor.View { return w.typed(w.dt, shape) }
 
-// part is typed for a lowering.
+// part is a lower.Region.
 func (w *region) part(dt dtype.DType, shape ...int64) *tensor.View { return w.typed(dt, shape) }
 
 // typed is view for another dtype than the call's.
@@ -42,7 +42,7 @@ func (w *region) typed(dt dtype.DType, shape []int64) *tensor.View {
 	return v
 }
 
-// standIn has a shape, and one element of v for all: for an operand that a step needs the shape of.
+// standIn is a view with a shape and one element of v, for a step that reads only the shape.
 func standIn(v *tensor.View, shape []int64) *tensor.View {
 	one := *v
 	one.Shape, one.Strides = shape, make([]int64, len(shape))
@@ -65,7 +65,7 @@ type stepped struct {
 	regions, scratch, worst int64
 }
 
-// allocates has what lies between steps be in memory that a backend gives out, if it does so.
+// allocates takes the memory between steps from the backend, if that is an Allocator.
 func (k *stepped) allocates(b backend.Backend, device tensor.Device) {
 	if device.Type != tensor.CPU {
 		k.memory, _ = b.(backend.Allocator)
@@ -127,7 +127,7 @@ func isNamed(p backend.Problem) bool {
 	return false
 }
 
-// describe has the steps say what one of them says, with the names of those that count.
+// describe gives the kernel the facts of one step, and the names of the steps that count.
 func (k *stepped) describe(op, kind string, of backend.Kernel, names []string) {
 	k.sku, k.precision = of.Sku(), of.Precision()
 	k.sku.Op, k.sku.Kind, k.sku.Kernel = op, kind, strings.Join(names, "+")

@@ -11,9 +11,9 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// gemmEpilogue adds out = act(a b + bias): small problems in one launch, others by BLAS, which
-// makes the product with the bias, rounded once to the preactivation, and the activation, in place
-// if the preactivation is not requested.
+// gemmEpilogue adds out = act(a b + a' b' + ... + bias). Small problems are one launch. On Hopper a
+// product of half types is one kernel (onePass). All others, and sums of several pairs, are
+// products by BLAS and then the activation (twoPasses), in place if the preactivation is no output.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
 	switch {
 	case p.Groups != nil:

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/epigrad/epigrad/go/backend"
-	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
@@ -45,7 +44,7 @@ type Pass struct {
 // Gradients returns the steps of a backward. It asks region for memory of GradOutput's shape: for
 // the preactivation, if it has to be formed, then for grad_preactivation. Where region returns one
 // view for both, the pass is in place.
-func Gradients(p *backend.GemmEpilogueBackward, region func(dt dtype.DType, shape ...int64) *tensor.View) Backward {
+func Gradients(p *backend.GemmEpilogueBackward, region Region) Backward {
 	var b Backward
 	gradient, shape := p.GradOutput, p.GradOutput.Shape
 	activates, products := p.Formula != "none", p.GradA != nil || p.GradB != nil

@@ -6,8 +6,8 @@
 // one pass for grad_preactivation and the bias sums. Two products follow, for grad_a and for
 // grad_b.
 //
-// A layer of groups, and what comes between two of them, are other problems (Parts): products,
-// passes, and problems on rows.
+// Gated layers, hidden layers and layers of groups are other problems (Parts): products, passes,
+// and problems on rows.
 //
 // The package is no part of the API and may change in any release.
 package lower

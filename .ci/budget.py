@@ -4,8 +4,8 @@
     .ci/budget.py NAME MINUTES COMMAND...
 
 Prints the ten slowest tests: `.ci/gotest.py` and tests/conftest.py note durations. More than the
-minutes and a fifth (EPIGRAD_BUDGET_SLACK: 1.2) is a failure. On a slow machine, or where other
-programs use the processors, it is a warning.
+minutes and a fifth (EPIGRAD_BUDGET_SLACK: 1.2) is a failure. Where other programs use the
+processors it is a warning.
 """
 
 import json
@@ -19,7 +19,6 @@ import time
 
 SLACK = 1.2
 BUSY = 0.2  # processors that others may use
-USUAL = 0.25  # seconds of `pace` on the machine whose minutes the limits are
 
 
 def processor_seconds() -> float | None:
@@ -30,17 +29,6 @@ def processor_seconds() -> float | None:
         return None
     user, nice, system, _idle, _wait, *rest = map(int, fields)
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-
-
-def pace() -> float:
-    """The processor seconds of a fixed sum: what a machine needs for the same work."""
-
-    def once() -> float:
-        begin = time.process_time()
-        sum(i * i & 1023 for i in range(3_000_000))
-        return time.process_time() - begin
-
-    return min(once() for _ in range(5))
 
 
 def slowest(folder: pathlib.Path, count: int = 10) -> list[tuple[float, str]]:
@@ -55,14 +43,12 @@ def others(before: float | None, after: float | None, own: float, took: float) -
     return 0.0 if before is None or after is None else (after - before - own) / took
 
 
-def verdict(name: str, minutes: float, took: float, busy: float, slow: float, slack: float = SLACK) -> tuple[int, str]:
-    """The exit status and what to say: of a tier's limit, and of what it took, how many processors
-    others used meanwhile, and how many times as slow as usual the machine is."""
+def verdict(name: str, minutes: float, took: float, busy: float, slack: float = SLACK) -> tuple[int, str]:
+    """The exit status and what to say: of a tier's limit, and of what it took and how many
+    processors others used meanwhile."""
     text = f"{name}: {took:.1f} minutes of {minutes:g}"
     if took <= minutes * slack:
         return 0, text
-    if took <= minutes * slack * slow:
-        return 0, f"{text}: too long, but this machine is slow"
     if busy > BUSY:
         return 0, f"{text}: too long, but other programs used {busy:.1f} processors"
     return 1, f"{text}: too long. Make a test faster, or move cases of it to a slower tier (CONTRIBUTING.md)"
@@ -72,7 +58,6 @@ def main() -> int:
     name, minutes, *command = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
         folder = os.environ.get("EPIGRAD_DURATIONS") or scratch
-        slow = pace()
         begin, processors = time.monotonic(), processor_seconds()
         code = subprocess.run(command, check=False, env=os.environ | {"EPIGRAD_DURATIONS": folder}).returncode
         took, after = time.monotonic() - begin, processor_seconds()
@@ -82,10 +67,9 @@ def main() -> int:
         return code
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = others(processors, after, own.ru_utime + own.ru_stime, took)
-    slow = max(slow, pace()) / USUAL
     slack = float(os.environ.get("EPIGRAD_BUDGET_SLACK", SLACK))
-    code, text = verdict(name, float(minutes), took / 60, busy, slow, slack)
-    print(f"{text} ({slow:.1f} times the usual machine's time)")
+    code, text = verdict(name, float(minutes), took / 60, busy, slack)
+    print(text)
     return code
 
 

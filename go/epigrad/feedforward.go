@@ -36,15 +36,15 @@ type GatedLinearGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "gated_linear", Kind: p.Kind, Parameters: p.Parameters}, p.Options,
-		with([]Operand{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate}, p.AdapterValue, p.AdapterGate), []Operand{out, preactivation})
+		[]Operand{p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, p.AdapterValue.A, p.AdapterValue.B, p.AdapterGate.A, p.AdapterGate.B}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedLinearGradients[T]) error {
 	return run(op.Call{Op: "gated_linear_backward", Kind: p.Kind, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		with([]Operand{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation}, p.AdapterValue, p.AdapterGate),
-		withGradients([]Operand{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate}, g.AdapterValue, g.AdapterGate))
+		[]Operand{gradOutput, p.Input, p.WeightValue, p.WeightGate, p.BiasValue, p.BiasGate, preactivation, p.AdapterValue.A, p.AdapterValue.B, p.AdapterGate.A, p.AdapterGate.B},
+		[]Operand{g.Input, g.WeightValue, g.WeightGate, g.BiasValue, g.BiasGate, g.AdapterValue.A, g.AdapterValue.B, g.AdapterGate.A, g.AdapterGate.B})
 }
 
 // MLP is a feed-forward block:
@@ -81,15 +81,15 @@ type MLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p MLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "mlp", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		with([]Operand{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2}, p.Adapter1, p.Adapter2), []Operand{out, preactivation})
+		[]Operand{p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, p.Adapter1.A, p.Adapter1.B, p.Adapter2.A, p.Adapter2.B}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p MLP[T]) Backward(gradOutput, preactivation *Tensor[T], g MLPGradients[T]) error {
 	return run(op.Call{Op: "mlp_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		with([]Operand{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation}, p.Adapter1, p.Adapter2),
-		withGradients([]Operand{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2}, g.Adapter1, g.Adapter2))
+		[]Operand{gradOutput, p.Input, p.Weight1, p.Bias1, p.Weight2, p.Bias2, preactivation, p.Adapter1.A, p.Adapter1.B, p.Adapter2.A, p.Adapter2.B},
+		[]Operand{g.Input, g.Weight1, g.Bias1, g.Weight2, g.Bias2, g.Adapter1.A, g.Adapter1.B, g.Adapter2.A, g.Adapter2.B})
 }
 
 // GatedMLP is a feed-forward block with a gated activation:
@@ -129,15 +129,15 @@ type GatedMLPGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p GatedMLP[T]) Forward(out, preactivation *Tensor[T]) error {
 	return p.run(op.Call{Op: "gated_mlp"},
-		with([]Operand{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}, p.AdapterIn, p.AdapterOut), []Operand{out, preactivation})
+		[]Operand{p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, p.AdapterIn.A, p.AdapterIn.B, p.AdapterOut.A, p.AdapterOut.B}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GatedMLP[T]) Backward(gradOutput, preactivation *Tensor[T], g GatedMLPGradients[T]) error {
 	return p.run(op.Call{Op: "gated_mlp_backward", Accumulate: g.Accumulate},
-		with([]Operand{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation}, p.AdapterIn, p.AdapterOut),
-		withGradients([]Operand{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut}, g.AdapterIn, g.AdapterOut))
+		[]Operand{gradOutput, p.Input, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut, preactivation, p.AdapterIn.A, p.AdapterIn.B, p.AdapterOut.A, p.AdapterOut.B},
+		[]Operand{g.Input, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut, g.AdapterIn.A, g.AdapterIn.B, g.AdapterOut.A, g.AdapterOut.B})
 }
 
 func (p GatedMLP[T]) run(c op.Call, inputs, outputs []Operand) (err error) {

@@ -37,15 +37,15 @@ type LinearGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil.
 func (p Linear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		with([]Operand{p.Input, p.Weight, p.Bias}, p.Adapter), []Operand{out, preactivation})
+		[]Operand{p.Input, p.Weight, p.Bias, p.Adapter.A, p.Adapter.B}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output: with g = gradOutput
 // act'(pre), g weight to the input, gᵀ input to the weight and the sum of g's rows to the bias.
 func (p Linear[T]) Backward(gradOutput *Tensor[T], saved Saved[T], gradients LinearGradients[T]) error {
 	return run(op.Call{Op: "linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: gradients.Accumulate}, p.Options,
-		with([]Operand{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output}, p.Adapter),
-		withGradients([]Operand{gradients.Input, gradients.Weight, gradients.Bias}, gradients.Adapter))
+		[]Operand{gradOutput, p.Input, p.Weight, p.Bias, saved.Preactivation, saved.Output, p.Adapter.A, p.Adapter.B},
+		[]Operand{gradients.Input, gradients.Weight, gradients.Bias, gradients.Adapter.A, gradients.Adapter.B})
 }
 
 // Matmul is act(a b + bias):

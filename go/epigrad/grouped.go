@@ -1,6 +1,10 @@
 package epigrad
 
-import "github.com/epigrad/epigrad/go/op"
+import (
+	"slices"
+
+	"github.com/epigrad/epigrad/go/op"
+)
 
 // GroupedLinear is a linear layer with a weight for each group of the input's rows:
 //
@@ -40,15 +44,15 @@ type GroupedLinearGradients[T Element] struct {
 // Forward writes the output and the preactivation, [T, N]; either may be nil.
 func (p GroupedLinear[T]) Forward(out, preactivation *Tensor[T]) error {
 	return run(op.Call{Op: "grouped_linear", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
-		with([]Operand{p.Input, p.Weight, p.Bias, p.Offsets}, p.Adapter), []Operand{out, preactivation})
+		[]Operand{p.Input, p.Weight, p.Bias, p.Offsets, p.Adapter.A, p.Adapter.B}, []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p GroupedLinear[T]) Backward(gradOutput, preactivation *Tensor[T], g GroupedLinearGradients[T]) error {
 	return run(op.Call{Op: "grouped_linear_backward", Kind: p.Activation, Parameters: p.Parameters, Accumulate: g.Accumulate}, p.Options,
-		with([]Operand{gradOutput, p.Input, p.Weight, p.Bias, p.Offsets, preactivation}, p.Adapter),
-		withGradients([]Operand{g.Input, g.Weight, g.Bias}, g.Adapter))
+		[]Operand{gradOutput, p.Input, p.Weight, p.Bias, p.Offsets, preactivation, p.Adapter.A, p.Adapter.B},
+		[]Operand{g.Input, g.Weight, g.Bias, g.Adapter.A, g.Adapter.B})
 }
 
 // Experts is a mixture of feed-forward blocks, k of which see a token:
@@ -97,19 +101,23 @@ type ExpertsGradients[T Element] struct {
 // Forward writes the output and the preactivation; either may be nil. The preactivation is
 // [T k, rows of weightIn], its rows sorted by expert, then by token, then by j.
 func (p Experts[T]) Forward(out, preactivation *Tensor[T]) error {
-	return p.run(op.Call{Op: "experts"}, with(p.tensors(), p.AdapterIn, p.AdapterOut), []Operand{out, preactivation})
+	return p.run(op.Call{Op: "experts"}, append(p.tensors(), p.adapters()...), []Operand{out, preactivation})
 }
 
 // Backward writes the gradients for gradOutput, the gradient to the output; a nil preactivation is
 // formed again.
 func (p Experts[T]) Backward(gradOutput, preactivation *Tensor[T], g ExpertsGradients[T]) error {
-	inputs := append(append([]Operand{gradOutput}, p.tensors()...), preactivation)
-	return p.run(op.Call{Op: "experts_backward", Accumulate: g.Accumulate}, with(inputs, p.AdapterIn, p.AdapterOut),
-		withGradients([]Operand{g.Input, g.Scale, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut}, g.AdapterIn, g.AdapterOut))
+	inputs := slices.Concat([]Operand{gradOutput}, p.tensors(), []Operand{preactivation}, p.adapters())
+	return p.run(op.Call{Op: "experts_backward", Accumulate: g.Accumulate}, inputs,
+		[]Operand{g.Input, g.Scale, g.WeightIn, g.BiasIn, g.WeightOut, g.BiasOut, g.AdapterIn.A, g.AdapterIn.B, g.AdapterOut.A, g.AdapterOut.B})
 }
 
 func (p Experts[T]) tensors() []Operand {
 	return []Operand{p.Input, p.Index, p.Scale, p.WeightIn, p.BiasIn, p.WeightOut, p.BiasOut}
+}
+
+func (p Experts[T]) adapters() []Operand {
+	return []Operand{p.AdapterIn.A, p.AdapterIn.B, p.AdapterOut.A, p.AdapterOut.B}
 }
 
 func (p Experts[T]) run(c op.Call, inputs, outputs []Operand) (err error) {

@@ -1,7 +1,5 @@
 package epigrad
 
-import "slices"
-
 // LowRank is an adapter: a low-rank update of a weight (LoRA). The layer is that of weight + b a,
 // which is never formed. Its zero value is none.
 //
@@ -13,20 +11,3 @@ type LowRank[T Element] struct{ A, B *Tensor[T] }
 // LowRankGradients are the gradients of an update, of T, or of float32 beside half types; those
 // that are nil are not computed. Backwards that accumulate add to them.
 type LowRankGradients struct{ A, B Operand }
-
-// with are operands, with those of updates behind them.
-func with[T Element](operands []Operand, updates ...LowRank[T]) []Operand {
-	all := slices.Clone(operands)
-	for _, u := range updates {
-		all = append(all, u.A, u.B)
-	}
-	return all
-}
-
-func withGradients(operands []Operand, updates ...LowRankGradients) []Operand {
-	all := slices.Clone(operands)
-	for _, u := range updates {
-		all = append(all, u.A, u.B)
-	}
-	return all
-}

@@ -13,7 +13,7 @@ import (
 // updated is a layer with updates of its weights, and where its gradients go.
 type updated struct {
 	out, grad *epigrad.Tensor[float64]
-	forward   func(out *epigrad.Tensor[float64]) error
+	forward   func(out, preactivation *epigrad.Tensor[float64]) error
 	backward  func() error
 	// gradients by what they are of
 	of map[epigrad.Operand]epigrad.Operand
@@ -36,9 +36,7 @@ func TestUpdatesHaveTheGradientsOfDifferences(t *testing.T) {
 			to := epigrad.LinearGradients[float64]{Input: normal(r, 6, k), Adapter: g}
 			of[p.Input] = to.Input
 			grad := normal(r, 6, n)
-			return updated{normal(r, 6, n), grad, func(out *epigrad.Tensor[float64]) error { return p.Forward(out, nil) }, func() error {
-				return p.Backward(grad, epigrad.Saved[float64]{}, to)
-			}, of}
+			return updated{normal(r, 6, n), grad, p.Forward, func() error { return p.Backward(grad, epigrad.Saved[float64]{}, to) }, of}
 		},
 		"gated_linear": func() updated {
 			u, g, of := low(k, h)
@@ -48,9 +46,7 @@ func TestUpdatesHaveTheGradientsOfDifferences(t *testing.T) {
 			to := epigrad.GatedLinearGradients[float64]{Input: normal(r, 6, k), AdapterValue: g, AdapterGate: f}
 			of[p.Input] = to.Input
 			grad := normal(r, 6, h)
-			return updated{normal(r, 6, h), grad, func(out *epigrad.Tensor[float64]) error { return p.Forward(out, nil) }, func() error {
-				return p.Backward(grad, nil, to)
-			}, of}
+			return updated{normal(r, 6, h), grad, p.Forward, func() error { return p.Backward(grad, nil, to) }, of}
 		},
 		"mlp": func() updated {
 			u, g, of := low(k, h)
@@ -60,9 +56,7 @@ func TestUpdatesHaveTheGradientsOfDifferences(t *testing.T) {
 			to := epigrad.MLPGradients[float64]{Input: normal(r, 6, k), Adapter1: g, Adapter2: f}
 			of[p.Input] = to.Input
 			grad := normal(r, 6, n)
-			return updated{normal(r, 6, n), grad, func(out *epigrad.Tensor[float64]) error { return p.Forward(out, nil) }, func() error {
-				return p.Backward(grad, nil, to)
-			}, of}
+			return updated{normal(r, 6, n), grad, p.Forward, func() error { return p.Backward(grad, nil, to) }, of}
 		},
 		"gated_mlp": func() updated {
 			u, g, of := low(k, 2*h)
@@ -72,9 +66,7 @@ func TestUpdatesHaveTheGradientsOfDifferences(t *testing.T) {
 			to := epigrad.GatedMLPGradients[float64]{Input: normal(r, 6, k), AdapterIn: g, AdapterOut: f}
 			of[p.Input] = to.Input
 			grad := normal(r, 6, n)
-			return updated{normal(r, 6, n), grad, func(out *epigrad.Tensor[float64]) error { return p.Forward(out, nil) }, func() error {
-				return p.Backward(grad, nil, to)
-			}, of}
+			return updated{normal(r, 6, n), grad, p.Forward, func() error { return p.Backward(grad, nil, to) }, of}
 		},
 		"grouped_linear": func() updated {
 			u, g, of := low(k, n, groups)
@@ -84,9 +76,7 @@ func TestUpdatesHaveTheGradientsOfDifferences(t *testing.T) {
 			to := epigrad.GroupedLinearGradients[float64]{Input: normal(r, 6, k), Adapter: g}
 			of[p.Input] = to.Input
 			grad := normal(r, 6, n)
-			return updated{normal(r, 6, n), grad, func(out *epigrad.Tensor[float64]) error { return p.Forward(out, nil) }, func() error {
-				return p.Backward(grad, nil, to)
-			}, of}
+			return updated{normal(r, 6, n), grad, p.Forward, func() error { return p.Backward(grad, nil, to) }, of}
 		},
 		"experts": func() updated {
 			u, g, of := low(k, 2*h, groups)
@@ -100,16 +90,14 @@ func TestUpdatesHaveTheGradientsOfDifferences(t *testing.T) {
 			to := epigrad.ExpertsGradients[float64]{Input: normal(r, 4, k), Scale: scale, AdapterIn: g, AdapterOut: f}
 			of[p.Input], of[p.Scale] = to.Input, scale
 			grad := normal(r, 4, k)
-			return updated{normal(r, 4, k), grad, func(out *epigrad.Tensor[float64]) error { return p.Forward(out, nil) }, func() error {
-				return p.Backward(grad, nil, to)
-			}, of}
+			return updated{normal(r, 4, k), grad, p.Forward, func() error { return p.Backward(grad, nil, to) }, of}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			u := layer()
-			require.NoError(t, u.forward(u.out))
+			require.NoError(t, u.forward(u.out, nil))
 			require.NoError(t, u.backward())
-			gradients(t, u.grad, u.out, func() error { return u.forward(u.out) }, u.of)
+			gradients(t, u.grad, u.out, func() error { return u.forward(u.out, nil) }, u.of)
 		})
 	}
 }
@@ -120,7 +108,7 @@ func TestAnUpdateOfAnotherShapeIsNamed(t *testing.T) {
 		AdapterOut: epigrad.LowRank[float32]{A: epigrad.New[float32](2, 4), B: epigrad.New[float32](4, 2)},
 	}
 	out := epigrad.New[float32](5, 2)
-	require.ErrorContains(t, layer.Forward(out, nil), "gated_mlp: adapter_out.b: shape [4, 2], want")
+	require.ErrorContains(t, layer.Forward(out, nil), "gated_mlp: adapter_out.b: shape [4, 2], want [n, r] = [2, 2]")
 	layer.AdapterOut.B = nil
 	require.ErrorContains(t, layer.Forward(out, nil), "gated_mlp: adapter_out.b: missing, want a tensor beside adapter_out.a")
 }

@@ -45,17 +45,18 @@ func (u adapter) check(op, name string, weight *tensor.View) error {
 	case u.b == nil:
 		return check.Invalid(op, name+".b", "missing, want a tensor beside %s.a", name)
 	}
-	rank := weight.Rank()
-	if form := map[int]string{2: "[r, k]", 3: "[e, r, k]"}[rank]; u.a.Rank() != rank {
-		return check.Invalid(op, name+".a", "shape %s, want %s", check.Sizes(u.a.Shape), form)
+	rank, formA, formB := weight.Rank(), "[r, k]", "[n, r]"
+	if rank > 2 {
+		formA, formB = "[e, r, k]", "[e, n, r]"
+	}
+	if u.a.Rank() != rank {
+		return check.Invalid(op, name+".a", "shape %s, want %s", check.Sizes(u.a.Shape), formA)
 	}
 	groups, n, k, r := weight.Shape[:rank-2], weight.Shape[rank-2], weight.Shape[rank-1], u.a.Shape[rank-2]
-	a := append(append([]int64{}, groups...), r, k)
-	b := append(append([]int64{}, groups...), n, r)
-	if err := check.Shape(op, name+".a", u.a.Shape, a, "for the weight "+check.Sizes(weight.Shape)); err != nil {
+	if err := check.Shape(op, name+".a", u.a.Shape, slices.Concat(groups, []int64{r, k}), formA); err != nil {
 		return err
 	}
-	return check.Shape(op, name+".b", u.b.Shape, b, "for the weight and "+name+".a")
+	return check.Shape(op, name+".b", u.b.Shape, slices.Concat(groups, []int64{n, r}), formB)
 }
 
 // IsAdapters reports whether an argument belongs to an adapter: "adapter.a".

@@ -273,7 +273,7 @@ const nothingLeftOut = 0
 func (o *operation) withSomeOptional(c Call) iter.Seq2[int, Call] {
 	var optional, kept []int
 	for i, input := range o.Inputs {
-		if input.Optional && at(c.Inputs, i) != nil && !(input.IsAdapters() && strings.HasSuffix(input.Name, ".b")) {
+		if input.Optional && at(c.Inputs, i) != nil && !strings.HasSuffix(input.Name, ".b") {
 			optional = append(optional, i)
 		}
 	}

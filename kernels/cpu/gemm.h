@@ -1,15 +1,15 @@
 // Products: multiplying panels, and making results of their sums.
 // engine.h includes it. Where there is AMX, gemm_amx.h has kernels of its own.
 //
-// Every sum is formed in the order of the depth, in parts of one length that are added up: tiles,
-// panels and threads have no influence. Lifted operands (denormals.h) change only sums that were
+// Every sum is formed in the order of the depth, in parts of a length that the depth decides, and
+// which are added up: tiles, panels and threads have no influence. Lifted operands (denormals.h) change only sums that were
 // formed from denormals.
 #pragma once
 
 #include "denormals.h"
 #include "pack.h"
 
-// A part of the depth is so many steps that the right operand's panel takes 24 KiB, half or three
+// A part of the depth is at most so many steps that the right operand's panel takes 24 KiB, half or three
 // quarters of the nearest cache, in which the left operand's panels pass by.
 enum { depth_part = (24 << 10) / (panel_registers * VECTOR_BYTES) };
 
@@ -185,6 +185,18 @@ typedef struct {
   int direct;             // the last part's kernels write the result
 } product;
 
+// part_steps is the length of a part of the depth. A sum's error grows with the length of its parts
+// and with their number: short sums have shorter parts than the cache asks for, of a power of two
+// near twice the depth's root.
+INLINE int64_t part_steps(const epg_tile *t) {
+  enum { shortest = 32 };
+  if (t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES) return amx_part;
+  if (t->form != EPG_FLOAT32 && t->form != EPG_FLOAT64) return depth_part;  // their results are rounded to 16 bits
+  int64_t steps = shortest;
+  while (steps * steps < 4 * t->units) steps *= 2;
+  return least(steps, depth_part);
+}
+
 INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg_memory *memory) {
   const int amx = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES;
   const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes;
@@ -196,7 +208,7 @@ INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg
       .lanes = lanes,
       .height = amx ? amx_width : panel_height,
       .width = amx ? amx_width : panel_registers * lanes,
-      .part = amx ? amx_part : depth_part,
+      .part = part_steps(t),
       .amx = amx,
       .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,
       .direct = t->plain && t->last && t->units && !t->lifted && (amx ? whole_tiles(t->rows, t->columns) : whole(t->rows, t->columns, lanes)),

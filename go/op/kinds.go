@@ -88,7 +88,7 @@ func (o *operation) completeFormula(c *Call) error {
 			return check.In(o.Name, err)
 		}
 		c.Parameters = values
-	case len(c.Parameters) > 0 && o.formula != "lerp":
+	case len(c.Parameters) > 0 && !o.factor:
 		return check.Invalid(o.Name, "parameters", "got %d, want none", len(c.Parameters))
 	case len(c.Parameters) > 1:
 		return check.Invalid(o.Name, "parameters", "got %d, want at most one, the weight", len(c.Parameters))

@@ -19,6 +19,7 @@ var (
 	lerp = operation{
 		Signature: Signature{"lerp", broadcasting(0, arguments("start ~[3]", "end ~[3]", "weight? ~[3] = None")), arguments("out ~[3]")},
 		formula:   "lerp",
+		factor:    true,
 		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
 			const name = "lerp"
 			if err := oneWeight(name, c, c.input(2)); err != nil {
@@ -42,6 +43,7 @@ var (
 			broadcasting(0, arguments("grad_start ~[3]", "grad_end ~[3]", "grad_weight ~[3]")),
 		},
 		formula: "lerp",
+		factor:  true,
 		shapes:  lerpBackwardShapes,
 		problem: func(c *Call, h backend.Header) backend.Problem {
 			g := c.input(0)

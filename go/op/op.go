@@ -94,8 +94,10 @@ type operation struct {
 	formula string
 	// defaultKind is what a caller of PyTorch's operator may leave out; "" for none.
 	defaultKind string
-	// parameters are those of that formula; nil for lerp's, which is its weight.
+	// parameters are those of that formula.
 	parameters []activation.Parameter
+	// factor: a number of the call may stand for an operand, lerp's weight.
+	factor bool
 	// What the operation has, and so which fields of a call it takes:
 	//
 	//   halves        a gate, which is half of a dimension (Gate)

@@ -245,7 +245,7 @@ func (o *operation) schema() string {
 	for _, p := range o.parameters {
 		list = append(list, "float "+p.Name+"="+strconv.FormatFloat(float64(p.Default), 'g', -1, 64))
 	}
-	if o.formula == "lerp" {
+	if o.factor {
 		options = append(options, "float? factor=None")
 	}
 	if o.halves {

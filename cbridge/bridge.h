@@ -8,9 +8,11 @@
 
 /* What C has to know of an operation, from its row in go/op. */
 typedef struct {
-  char name[48], schema[1024]; /* both end with a null; PyTorch's schema of its operator */
-  int32_t multiplies;          /* it has a product of matrices: EPG_ALLOW_TF32 */
-  int32_t keeps;               /* an epg_kept */
+  /* Each ends with a null: PyTorch's schema of its operator; that with adapters, "" for none. */
+  char name[48], schema[1024], adapted[1024];
+  int32_t multiplies; /* it has a product of matrices: EPG_ALLOW_TF32 */
+  int32_t keeps;      /* an epg_kept */
+  int32_t own_inputs; /* how many come before the adapters */
   /* Of each output: the input that it is the gradient of, or -1; and that whose dtype it has. */
   int32_t gradient_of[EPG_MAX_OUTPUTS], like[EPG_MAX_OUTPUTS];
 } epg_operation;

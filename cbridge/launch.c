@@ -15,8 +15,32 @@ static int32_t infer(const call_arguments *a, const uint8_t *wanted, const epg_f
   return status;
 }
 
+/* Whether an adapter is float32 beside half types: that of input i. */
+static int is_wide_adapter(const call_arguments *a, int i) {
+  const DLTensor *first = a->inputs[0], *t = a->inputs[i];
+  /* what is left is Go's to refuse */
+  if (!t || t->ndim > EPG_MAX_RANK || first->device.device_type == kDLWebGPU) return 0;
+  return t->dtype.code == kDLFloat && t->dtype.bits == 32 && first->dtype.bits == 16;
+}
+
+/* The inputs that are adapters, from the first to behind the last: none of what Go refuses. */
+static void adapters_of(const call_arguments *a, int *from, int *to) {
+  const epg_operation *o = a->call.op && a->call.num_inputs && a->inputs[0] ? epg_operation_of(a->call.op) : NULL;
+  *from = o ? o->own_inputs : a->call.num_inputs;
+  *to = a->call.num_inputs;
+}
+
+/* Gives adapters the first input's dtype, and no other memory. */
+static void describe_rounded(call_arguments *a) {
+  int from, to;
+  adapters_of(a, &from, &to);
+  for (int i = from; i < to; i++)
+    if (is_wide_adapter(a, i)) a->tensors[i].dtype = a->inputs[0]->dtype;
+}
+
 int32_t epg_launch_infer(call_arguments *a, const uint8_t *wanted, const epg_framework *f, geometry *g) {
   memo_key key;
+  describe_rounded(a);
   return epg_geometry_find(a, wanted, &key, g) ? EPG_OK : infer(a, wanted, f, &key, g);
 }
 
@@ -37,18 +61,37 @@ static int is_transposed_gradient(const call_arguments *a, const epg_operation *
   return weight && lies_transposed(weight) && weight->device.device_type != kDLWebGPU;
 }
 
-/* A new tensor for an output. */
-static void *new_output(call_arguments *a, const epg_operation *o, const epg_framework *f, const int64_t *sizes, int32_t rank, int output) {
+/* A new tensor with the dtype of an input, whose matrices may lie transposed. */
+static void *new_tensor(const epg_framework *f, int like, const int64_t *sizes, int32_t rank, int transposed, DLTensor *t) {
   int64_t strides[EPG_MAX_RANK], next = 1;
   for (int32_t d = rank - 1; d >= 0; d--) {
     strides[d] = next;
     next *= sizes[d] > 1 ? sizes[d] : 1;
   }
-  if (is_transposed_gradient(a, o, output)) {
+  if (transposed) {
     strides[rank - 2] = 1;
     strides[rank - 1] = sizes[rank - 2];
   }
-  return f->make(f->self, o ? o->like[output] : 0, sizes, strides, rank, &a->tensors[MAX_INPUTS + output]);
+  return f->make(f->self, like, sizes, strides, rank, t);
+}
+
+/* Rounds adapters to the first input's dtype, into tensors that become the call's; returns how
+ * many, or -1 where the framework failed. */
+static int round_adapters(call_arguments *a, const epg_framework *f, void **rounded) {
+  int from, to, count = 0;
+  adapters_of(a, &from, &to);
+  for (int i = from; i < to; i++) {
+    if (!is_wide_adapter(a, i)) continue;
+    const DLTensor wide = a->tensors[i];
+    const DLDevice device = a->inputs[0]->device;
+    a->tensors[i].dtype = a->inputs[0]->dtype;
+    /* another device is Go's to refuse */
+    if (device.device_type == META_DEVICE || device.device_type != wide.device.device_type || device.device_id != wide.device.device_id) continue;
+    rounded[i] = new_tensor(f, 0, wide.shape, wide.ndim, lies_transposed(&wide), &a->tensors[i]);
+    if (!rounded[i] || f->copy(f->self, i, rounded[i])) return -1;
+    count++;
+  }
+  return count;
 }
 
 /* Makes the outputs that exist and are not given; they join the call's. */
@@ -60,7 +103,9 @@ static int make_outputs(call_arguments *a, const geometry *g, int places, const 
   for (int i = 0; i < places; i++) {
     if (i >= from) a->outputs[i] = NULL;
     if (a->outputs[i] || g->ranks[i] < 0) continue;
-    if (!(tensors[i] = new_output(a, o, f, &g->sizes[i * EPG_MAX_RANK], g->ranks[i], i))) return -1;
+    const int64_t *sizes = &g->sizes[i * EPG_MAX_RANK];
+    tensors[i] = new_tensor(f, o ? o->like[i] : 0, sizes, g->ranks[i], is_transposed_gradient(a, o, i), &a->tensors[MAX_INPUTS + i]);
+    if (!tensors[i]) return -1;
     a->outputs[i] = &a->tensors[MAX_INPUTS + i];
   }
   return 0;
@@ -134,12 +179,17 @@ static void forget(const epg_framework *f) {
 int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const epg_framework *f, void **tensors) {
   memo_key key;
   geometry g;
+  void *rounded[MAX_INPUTS] = {NULL};
   const int given = a->call.num_outputs;
   int all_new = 1;
   for (int i = 0; i < given; i++) all_new = all_new && !a->outputs[i];
   for (int i = 0; i < places; i++) tensors[i] = NULL;
-  int32_t status = epg_geometry_find(a, wanted, &key, &g) ? EPG_OK : infer(a, wanted, f, &key, &g);
+  const int wide = round_adapters(a, f, rounded);
+  int32_t status = wide < 0 ? EPG_FRAMEWORK_FAILED : EPG_OK;
+  if (!status && !epg_geometry_find(a, wanted, &key, &g)) status = infer(a, wanted, f, &key, &g);
   if (!status && make_outputs(a, &g, places, f, tensors)) status = EPG_FRAMEWORK_FAILED;
+  /* Go has taken the adapters' gradients for half types */
+  if (!status && wide && !epg_geometry_find(a, wanted, &key, &g)) status = infer(a, wanted, f, &key, &g);
   if (!status && a->inputs[0]->device.device_type != META_DEVICE) {
     status = run(a, f, all_new || (key.bytes && lie_apart(a, given)) ? &key : NULL, g.workspace_nbytes);
     if (status == EPG_WORKSPACE_TOO_SMALL) {
@@ -149,6 +199,8 @@ int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const e
       if (!status) status = run(a, f, NULL, g.workspace_nbytes);
     }
   }
+  for (int i = 0; i < a->call.num_inputs; i++)
+    if (rounded[i]) f->drop(f->self, rounded[i]);
   for (int i = 0; status && i < places; i++) {
     if (tensors[i]) f->drop(f->self, tensors[i]);
     tensors[i] = NULL;

@@ -13,6 +13,9 @@ typedef struct {
    * by itself what went wrong. */
   void *(*make)(void *self, int like, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t);
   void (*drop)(void *self, void *tensor);
+  /* Copies the call's input i to a tensor that was made, converting it; returns 0, or -1 and
+   * remembers what went wrong. */
+  int (*copy)(void *self, int i, void *tensor);
   /* Around Go; both may be NULL. `leave` lets go of what other threads of the framework's wait for,
    * and what it returns is for `enter`. */
   void *(*leave)(void);
@@ -22,7 +25,8 @@ typedef struct {
 /* A status of a framework's own failure, which is no epg_status. */
 enum { EPG_FRAMEWORK_FAILED = -1 };
 
-/* Infers, allocates and runs. The call has everything but outputs and workspace; its first
+/* Infers, allocates and runs. Adapters that are float32 beside half types are rounded first; their
+ * gradients are float32. The call has everything but outputs and workspace; its first
  * `num_outputs` outputs may be given. `wanted` has a flag for each of MAX_OUTPUTS outputs, of which
  * the first `places` count. tensors[i] becomes the new tensor of output i, or NULL where the output
  * is given or does not exist. Meta tensors get meta outputs, and nothing runs. After a failure no

@@ -24,6 +24,11 @@ func epgGoOperations(table *C.epg_operation, capacity C.int32_t) C.int32_t {
 		row := &rows[i]
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(&row.name)), len(row.name)-1), s.Name)
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(&row.schema)), len(row.schema)-1), s.Schema)
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&row.adapted)), len(row.adapted)-1), s.AdaptedSchema)
+		row.own_inputs = C.int32_t(len(s.Inputs))
+		if s.Adapted != nil {
+			s.Signature = *s.Adapted
+		}
 		if s.Multiplies {
 			row.multiplies = 1
 		}

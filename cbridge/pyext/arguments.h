@@ -16,7 +16,7 @@ extern struct epg_py_state {
   PyObject *empty_strided_cpu, *empty_strided_cuda, *current_cuda_device;
   PyObject *is_grad_enabled;
   PyObject *requires_grad_name, *is_meta_name, *is_neg_name, *resolve_neg_name, *is_zerotensor_name, *clone_name, *new_empty_name, *new_empty_strided_name,
-      *dtype_name;
+      *dtype_name, *copy_name;
   const DLPackExchangeAPI *exchange;
 } epg_py;
 

@@ -91,6 +91,13 @@ static void drop_tensor(void *self, void *tensor) {
   Py_DECREF((PyObject *)tensor);
 }
 
+static int copy_tensor(void *self, int i, void *tensor) {
+  const maker *m = self;
+  PyObject *copied = PyObject_CallMethodObjArgs(tensor, epg_py.copy_name, PyTuple_GetItem(m->inputs, i), NULL);
+  Py_XDECREF(copied);
+  return copied ? 0 : -1;
+}
+
 static void *leave(void) { return PyEval_SaveThread(); }
 
 static void enter(void *left) { PyEval_RestoreThread(left); }
@@ -283,7 +290,7 @@ PyObject *epg_py_launch(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   if (places < 0) goto end;
   m.inputs = inputs;
   m.like = PyTuple_Size(inputs) ? PyTuple_GetItem(inputs, 0) : Py_None;
-  const epg_framework python = {&m, make_tensor, drop_tensor, leave, enter};
+  const epg_framework python = {&m, make_tensor, drop_tensor, copy_tensor, leave, enter};
   const int32_t status = epg_launch(&a, wanted, places, &python, tensors);
   if (status > 0) epg_py_raise_last(status);
   if (!status) results = results_of(&a, tensors, given);

@@ -48,7 +48,8 @@ static PyObject *configure(PyObject *module, PyObject *const *args, Py_ssize_t n
                {&epg_py.clone_name, "clone"},
                {&epg_py.new_empty_name, "new_empty"},
                {&epg_py.new_empty_strided_name, "new_empty_strided"},
-               {&epg_py.dtype_name, "dtype"}};
+               {&epg_py.dtype_name, "dtype"},
+               {&epg_py.copy_name, "copy_"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!*names[i].slot && !(*names[i].slot = PyUnicode_InternFromString(names[i].name))) return NULL;
   epg_py.exchange = api;

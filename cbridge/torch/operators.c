@@ -13,11 +13,11 @@
 /* What an argument of an operator is to its call. */
 typedef enum { OPERAND, KIND, PARAMETERS, NUMBER, DIM, GATE, SAVE, NEEDS, BACKEND, BATCH_INVARIANT } role;
 
-enum { MOST_ARGUMENTS = 16 };
+enum { MOST_ARGUMENTS = 24 };
 
-/* An operator: an operation of go/op. */
+/* An operator: an operation of go/op, without adapters or with them. */
 typedef struct {
-  const char *name, *schema;
+  const char *name, *overload, *schema; /* the overload is "" or ".adapted" */
   epg_kept keeps;
   torch_kernel kernel;
   int arguments, results; /* how many; 0 arguments: the schema has not been read */
@@ -120,7 +120,7 @@ static int describe(torch_tensor *tensor, DLTensor *t) {
          epg_torch.aoti_torch_get_strides(tensor, &t->strides);
 }
 
-/* `self` is the operands, of which none that others are made like is optional. */
+/* `self` is the operands. */
 static void *make_tensor(void *self, int like_input, const int64_t *sizes, const int64_t *strides, int32_t rank, DLTensor *t) {
   torch_tensor *tensor, *like = ((torch_tensor *const *)self)[like_input];
   int32_t dtype = 0, type = 0, index = 0;
@@ -131,6 +131,8 @@ static void *make_tensor(void *self, int like_input, const int64_t *sizes, const
   epg_torch.aoti_torch_delete_tensor_object(tensor);
   return NULL;
 }
+
+static int copy_tensor(void *self, int i, void *tensor) { return epg_torch.aoti_torch_copy_(tensor, ((torch_tensor *const *)self)[i], 0) ? -1 : 0; }
 
 static void drop_tensor(void *self, void *tensor) {
   (void)self;
@@ -328,10 +330,11 @@ static int32_t run(const row *r, torch_value *stack) {
   int32_t status = read_arguments(r, stack, &a, wanted);
   if (!status) {
     torch_tensor *operands[MAX_INPUTS];
-    /* of an optional one it is no tensor, and nobody asks for that */
-    for (int i = 0, n = 0; i < r->arguments; i++)
-      if (r->roles[i] == OPERAND) operands[n++] = pointer(stack[i]);
-    const epg_framework torch = {.self = operands, .make = make_tensor, .drop = drop_tensor};
+    for (int i = 0, n = 0; i < r->arguments; i++) {
+      const torch_value *value = present(r, stack, i);
+      if (r->roles[i] == OPERAND) operands[n++] = value ? pointer(*value) : NULL;
+    }
+    const epg_framework torch = {.self = operands, .make = make_tensor, .drop = drop_tensor, .copy = copy_tensor};
     status = read_surroundings(&a);
     if (!status) status = epg_launch(&a, wanted, r->results, &torch, tensors);
     for (int i = 0; !status && i < r->results; i++)
@@ -396,12 +399,17 @@ static int32_t get_ready(void) {
   int32_t count;
   const epg_operation *all = epg_operations(&count);
   if (!all) return epg_refuse_forked();
-  if (count > MOST_OPERATORS) return lacks("a function for each operator");
-  for (int i = 0; i < count && !rows[i].arguments; i++) {
-    rows[i] = (row){.name = all[i].name, .schema = all[i].schema, .keeps = (epg_kept)all[i].keeps, .kernel = kernels[i]};
-    if (read_schema(&rows[i])) return lacks(rows[i].name);
+  if (2 * count > MOST_OPERATORS) return lacks("a function for each operator");
+  if (operators) return EPG_OK;
+  for (int i = 0; i < 2 * count; i++) {
+    const epg_operation *o = &all[i / 2];
+    const int adapted = i % 2;
+    if (adapted && !*o->adapted) continue;
+    row *r = &rows[operators];
+    *r = (row){.name = o->name, .overload = adapted ? ".adapted" : "", .schema = adapted ? o->adapted : o->schema, .keeps = (epg_kept)o->keeps};
+    r->kernel = kernels[operators++];
+    if (read_schema(r)) return lacks(r->name);
   }
-  operators = count;
   return EPG_OK;
 }
 
@@ -414,7 +422,7 @@ static int32_t give_kernels(const char *prefix) {
     if (epg_torch.aoti_torch_library_init_impl("epigrad", keys[k], file, __LINE__, &library)) return lacks(keys[k]);
     for (int i = 0; i < operators; i++) {
       char name[64];
-      snprintf(name, sizeof name, "%s%s", prefix, rows[i].name);
+      snprintf(name, sizeof name, "%s%s%s", prefix, rows[i].name, rows[i].overload);
       if (epg_torch.torch_library_impl(library, name, rows[i].kernel, here < WRITTEN_FOR ? here : WRITTEN_FOR)) return lacks(name);
     }
   }
@@ -429,8 +437,8 @@ int32_t epg_torch_give_kernels(int (*tf32)(void)) {
 
 /* Defines an operator, for torch.compile with the tags that python/epigrad/ops gives it. */
 static int32_t define(torch_library *library, const char *prefix, const row *r) {
-  char schema[1024];
-  snprintf(schema, sizeof schema, "%s%s%s", prefix, r->name, r->schema);
+  char schema[1200];
+  snprintf(schema, sizeof schema, "%s%s%s%s", prefix, r->name, r->overload, r->schema);
   if (!epg_torch.torch_library_def_with_tags) return epg_torch.aoti_torch_library_def(library, schema);
   const int32_t tags[] = {epg_torch.torch_tag_pt2_compliant_tag(), epg_torch.torch_tag_flexible_layout()};
   return epg_torch.torch_library_def_with_tags(library, schema, tags, sizeof tags / sizeof *tags);

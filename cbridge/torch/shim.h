@@ -37,6 +37,7 @@ typedef void (*torch_kernel)(torch_value *stack, uint64_t arguments, uint64_t re
     (int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type, int32_t device_index, torch_tensor **tensor)) \
   F(int32_t, aoti_torch_new_uninitialized_tensor, (torch_tensor * *tensor))                                                                        \
   F(int32_t, aoti_torch_delete_tensor_object, (torch_tensor * tensor))                                                                             \
+  F(int32_t, aoti_torch_copy_, (torch_tensor * self, torch_tensor * from, int32_t non_blocking))                                                   \
   F(int32_t, torch_string_c_str, (torch_string * string, const char **text))                                                                       \
   F(int32_t, torch_delete_string, (torch_string * string))                                                                                         \
   F(int32_t, torch_list_size, (torch_list * list, size_t *size))                                                                                   \

@@ -192,37 +192,62 @@ func (s Signature) ownInputs() int {
 	return own
 }
 
-// results are the outputs of PyTorch's operator: of a backward only the gradients of its inputs,
-// which are no adapters.
+// results are the outputs of PyTorch's operator: of a backward only the gradients of its inputs.
 func (s Signature) results() []Argument {
 	if !strings.HasSuffix(s.Name, "_backward") {
 		return s.Outputs
 	}
 	var list []Argument
 	for _, output := range s.Outputs {
-		if !output.IsAdapters() && slices.ContainsFunc(s.Inputs, func(input Argument) bool { return "grad_"+input.Name == output.Name }) {
+		if slices.ContainsFunc(s.Inputs, func(input Argument) bool { return "grad_"+input.Name == output.Name }) {
 			list = append(list, output)
 		}
 	}
 	return list
 }
 
-// schema is the arguments and results of PyTorch's operator, which takes no adapters, in PyTorch's
+// plain is the signature without adapters.
+func (s Signature) plain() Signature {
+	s.Inputs = slices.DeleteFunc(slices.Clone(s.Inputs), Argument.IsAdapters)
+	s.Outputs = slices.DeleteFunc(slices.Clone(s.Outputs), Argument.IsAdapters)
+	return s
+}
+
+// rounding is the signature of PyTorch's operator with adapters, nil where there are none. Its
+// adapters may be float32 beside half types (cbridge/launch.c rounds them), as their gradients are
+// then.
+func (s Signature) rounding() *Signature {
+	if s.ownInputs() == len(s.Inputs) {
+		return nil
+	}
+	s.Inputs, s.Outputs = slices.Clone(s.Inputs), slices.Clone(s.Outputs)
+	for i := range s.Inputs {
+		if s.Inputs[i].IsAdapters() {
+			s.Inputs[i].Types = check.OrWider
+		}
+	}
+	for i := range s.Outputs {
+		if s.Outputs[i].IsAdapters() {
+			s.Outputs[i].Like = strings.TrimPrefix(s.Outputs[i].Name, "grad_")
+		}
+	}
+	return &s
+}
+
+// schema is the arguments and results of PyTorch's operator with a signature, in PyTorch's
 // notation.
-func (o *operation) schema() string {
+func (o *operation) schema(s Signature) string {
 	var list, kept []string
-	for _, a := range o.Inputs {
-		if a.IsAdapters() {
-			continue
-		}
-		text := "Tensor " + a.Name
+	for _, a := range s.Inputs {
+		text := "Tensor "
 		if a.Optional {
-			text = "Tensor? " + a.Name
+			text = "Tensor? "
 		}
+		text += operatorName(a.Name)
 		if a.Default {
 			text += "=None"
 		}
-		if a.Kept {
+		if a.Kept || a.IsAdapters() {
 			kept = append(kept, text)
 		} else {
 			list = append(list, text)
@@ -251,7 +276,7 @@ func (o *operation) schema() string {
 	if o.halves {
 		options = append(options, "str gate='second'")
 	}
-	results := o.results()
+	results := s.results()
 	switch count := len(results); {
 	case o.keeps() != KeepsNothing:
 		options = append(options, "str save='auto'")
@@ -266,7 +291,7 @@ func (o *operation) schema() string {
 	if len(results) > 1 {
 		names := make([]string, len(results))
 		for i, r := range results {
-			names[i] = "Tensor " + r.Name
+			names[i] = "Tensor " + operatorName(r.Name)
 			if r.Name == "out" {
 				names[i] = "Tensor output"
 			}
@@ -275,6 +300,9 @@ func (o *operation) schema() string {
 	}
 	return "(" + strings.Join(slices.Concat(list, kept, options), ", ") + ") -> " + outcome
 }
+
+// operatorName is an argument's name in PyTorch's notation.
+func operatorName(name string) string { return strings.ReplaceAll(name, ".", "_") }
 
 // keeps says what a forward may keep of its preactivation for backward.
 func (o *operation) keeps() Keeps {
@@ -294,9 +322,12 @@ func (o *operation) keeps() Keeps {
 
 // Row is what other languages know of an operation.
 type Row struct {
-	Signature
+	Signature // without adapters
 	// Schema is the arguments and results of PyTorch's operator, in PyTorch's notation.
 	Schema string
+	// Adapted is the signature with adapters, nil for none, and AdaptedSchema that of its operator.
+	Adapted       *Signature
+	AdaptedSchema string
 	// Kinds says which table its kind is in: "activation", "gated", "either" or "".
 	Kinds string
 	// DefaultKind is the kind that a caller may leave out; "" for none.
@@ -315,8 +346,11 @@ func Rows() []Row {
 	for i := range operations {
 		o := &operations[i]
 		all[i] = Row{
-			Signature: o.Signature, Schema: o.schema(), Keeps: o.keeps(), DefaultKind: o.defaultKind, Parameters: o.parameters,
+			Signature: o.plain(), Schema: o.schema(o.plain()), Adapted: o.rounding(), Keeps: o.keeps(), DefaultKind: o.defaultKind, Parameters: o.parameters,
 			Multiplies: o.multiplies, Halves: o.halves, Splits: o.splits,
+		}
+		if all[i].Adapted != nil {
+			all[i].AdaptedSchema = o.schema(*all[i].Adapted)
 		}
 		if o.kinds != nil {
 			all[i].Kinds = o.kinds.table

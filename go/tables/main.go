@@ -45,8 +45,12 @@ func tables() row {
 		statuses = append(statuses, row{"code": int(c), "class": c.Class()})
 	}
 	for _, r := range op.Rows() {
+		var adapted row
+		if r.Adapted != nil {
+			adapted = row{"inputs": arguments(r.Adapted.Inputs), "outputs": arguments(r.Adapted.Outputs), "schema": r.AdaptedSchema}
+		}
 		ops = append(ops, row{
-			"name": r.Name, "inputs": arguments(r.Inputs), "outputs": arguments(r.Outputs), "schema": r.Schema, "keeps": r.Keeps.String(), "kinds": r.Kinds, "default_kind": r.DefaultKind,
+			"name": r.Name, "inputs": arguments(r.Inputs), "outputs": arguments(r.Outputs), "schema": r.Schema, "adapted": adapted, "keeps": r.Keeps.String(), "kinds": r.Kinds, "default_kind": r.DefaultKind,
 			"parameters": r.Parameters, "multiplies": r.Multiplies, "halves": r.Halves, "splits": r.Splits,
 		})
 	}
@@ -57,13 +61,10 @@ func tables() row {
 	}
 }
 
-// arguments are those that Python gives: no adapters.
 func arguments(args []op.Argument) []row {
-	var list []row
-	for _, a := range args {
-		if !a.IsAdapters() {
-			list = append(list, row{"name": a.Name, "shape": a.Shape, "example": a.Example, "channels": a.Channels, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept})
-		}
+	list := make([]row, len(args))
+	for i, a := range args {
+		list[i] = row{"name": a.Name, "shape": a.Shape, "example": a.Example, "channels": a.Channels, "optional": a.Optional, "types": a.Types.String(), "like": a.Like, "kept": a.Kept}
 	}
 	return list
 }

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from epigrad import backward, errors, forward, functional, integrations, nn, plan, webgpu
 from epigrad._autograd.main_grad import accumulate_main_grad
+from epigrad._core.adapters import LowRank
 from epigrad._core.invariance import batch_invariant
 from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
 from epigrad.functional import *  # noqa: F403
@@ -38,6 +39,7 @@ __all__ = [
     "Activation",
     "BackendInfo",
     "Gated",
+    "LowRank",
     "accumulate_main_grad",
     "backends",
     "backward",

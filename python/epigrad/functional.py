@@ -20,11 +20,12 @@ from epigrad import errors, ops
 from epigrad._autograd.functions import Elementwise, Layers, kept
 from epigrad._autograd.main_grad import refuse_tracing, sinks_of, with_wide_views
 from epigrad._core import invariance, loader, selection
+from epigrad._core.adapters import LowRank, Scales, operands_of, scaled, with_scales
 from epigrad._core.call import Call, call_of, kind_of
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, Tensors, only, operator_arguments
-from epigrad._core.tables import OPS
-from epigrad._core.torch_state import any_autocast, constant_to_dynamo, is_traced, recorded
+from epigrad._core.tables import OPS, row_of
+from epigrad._core.torch_state import any_autocast, constant_to_dynamo, is_traced, recorded, with_adapters
 from epigrad._core.wide import any_switched, may_be_wide
 from epigrad.kinds import ActivationLike, Gated, arguments_of
 
@@ -101,6 +102,7 @@ def linear(
     activation: ActivationLike = "none",
     *,
     save: str = "auto",
+    adapter: LowRank | None = None,
 ) -> Tensor:
     """Compute ``act(input @ weight.T + bias)``, as `torch.nn.functional.linear` with an activation.
 
@@ -112,6 +114,7 @@ def linear(
         save: what is kept for backward. ``"preactivation"``; ``"recompute"``: the inputs only;
             ``"auto"``: the output for relu, sigmoid and tanh, nothing for ``"none"``, else the
             preactivation.
+        adapter: an `epigrad.LowRank` that updates `weight` (LoRA), or None.
 
     Returns:
         A contiguous tensor ``[..., N]``.
@@ -135,7 +138,7 @@ def linear(
         >>> torch.allclose(out, torch.nn.functional.silu(x @ weight.T + bias))
         True
     """
-    return _layers("linear", 2, (input, weight, bias), activation, save)
+    return _layers("linear", 2, (input, weight, bias), activation, save, adapters=(adapter,))
 
 
 def activation(input: Tensor, activation: ActivationLike) -> Tensor:
@@ -377,6 +380,8 @@ def gated_linear(
     kind: str | Gated = "swiglu",
     *,
     save: str = "auto",
+    adapter_value: LowRank | None = None,
+    adapter_gate: LowRank | None = None,
 ) -> Tensor:
     """Compute a gated kind of ``value = input @ weight_value.T + bias_value`` and
     ``gate = input @ weight_gate.T + bias_gate``.
@@ -395,6 +400,8 @@ def gated_linear(
         kind: a name such as ``"swiglu"``, or an `epigrad.Gated`, which lists them.
         save: ``"auto"`` and ``"preactivation"`` keep ``[value, gate]`` for backward;
             ``"recompute"`` keeps the inputs only.
+        adapter_value: an `epigrad.LowRank` that updates `weight_value` (LoRA), or None.
+        adapter_gate: an `epigrad.LowRank` that updates `weight_gate` (LoRA), or None.
 
     Returns:
         A contiguous tensor ``[..., H]``.
@@ -421,7 +428,14 @@ def gated_linear(
         >>> torch.allclose(out, (x @ up.T) * torch.nn.functional.silu(x @ gate.T))
         True
     """
-    return _layers("gated_linear", 3, (input, weight_value, weight_gate, bias_value, bias_gate), kind, save)
+    return _layers(
+        "gated_linear",
+        3,
+        (input, weight_value, weight_gate, bias_value, bias_gate),
+        kind,
+        save,
+        adapters=(adapter_value, adapter_gate),
+    )
 
 
 def mlp(
@@ -433,6 +447,8 @@ def mlp(
     activation: ActivationLike = "gelu_tanh",
     *,
     save: str = "auto",
+    adapter1: LowRank | None = None,
+    adapter2: LowRank | None = None,
 ) -> Tensor:
     """Compute ``act(input @ weight1.T + bias1) @ weight2.T + bias2``.
 
@@ -447,6 +463,8 @@ def mlp(
         activation: a name or an `epigrad.Activation`, which lists them; None is ``"none"``.
         save: ``"auto"`` and ``"preactivation"`` keep the first layer's preactivation for backward;
             ``"recompute"`` keeps the inputs only.
+        adapter1: an `epigrad.LowRank` that updates `weight1` (LoRA), or None.
+        adapter2: an `epigrad.LowRank` that updates `weight2` (LoRA), or None.
 
     Returns:
         A contiguous tensor ``[..., N]``.
@@ -471,7 +489,7 @@ def mlp(
         >>> torch.allclose(out, torch.relu(x @ up.T) @ down.T)
         True
     """
-    return _layers("mlp", 0, (input, weight1, bias1, weight2, bias2), activation, save)
+    return _layers("mlp", 0, (input, weight1, bias1, weight2, bias2), activation, save, adapters=(adapter1, adapter2))
 
 
 def gated_mlp(
@@ -484,6 +502,8 @@ def gated_mlp(
     *,
     gate: str = "second",
     save: str = "auto",
+    adapter_in: LowRank | None = None,
+    adapter_out: LowRank | None = None,
 ) -> Tensor:
     """Compute ``gated_activation(input @ weight_in.T + bias_in) @ weight_out.T + bias_out``.
 
@@ -500,6 +520,8 @@ def gated_mlp(
             in most Llama-style checkpoints, or the ``"odd"`` or the ``"even"`` rows.
         save: ``"auto"`` and ``"preactivation"`` keep the first layer's output for backward;
             ``"recompute"`` keeps the inputs only.
+        adapter_in: an `epigrad.LowRank` that updates `weight_in` (LoRA), or None.
+        adapter_out: an `epigrad.LowRank` that updates `weight_out` (LoRA), or None.
 
     Returns:
         A contiguous tensor ``[..., N]``.
@@ -525,7 +547,15 @@ def gated_mlp(
         >>> torch.allclose(out, torch.nn.functional.glu(x @ up.T) @ down.T)
         True
     """
-    return _layers("gated_mlp", 0, (input, weight_in, bias_in, weight_out, bias_out), kind, save, gate)
+    return _layers(
+        "gated_mlp",
+        0,
+        (input, weight_in, bias_in, weight_out, bias_out),
+        kind,
+        save,
+        gate,
+        adapters=(adapter_in, adapter_out),
+    )
 
 
 def grouped_linear(
@@ -536,6 +566,7 @@ def grouped_linear(
     *,
     offsets: Tensor,
     save: str = "auto",
+    adapter: LowRank | None = None,
 ) -> Tensor:
     """Compute ``act(input[t] @ weight[e].T + bias[e])``, where e is the group of row t.
 
@@ -553,6 +584,7 @@ def grouped_linear(
             `torch.nn.functional.grouped_mm`. They stay on the device, and nothing waits for it.
         save: what is kept for backward. ``"auto"`` and ``"preactivation"``: the preactivation, but
             nothing for ``"none"``; ``"recompute"``: the inputs only.
+        adapter: an `epigrad.LowRank` that updates `weight` (LoRA), or None.
 
     Returns:
         A contiguous tensor ``[T, N]``.
@@ -578,7 +610,7 @@ def grouped_linear(
         >>> out[:, 0]
         tensor([3., 3., 6., 6., 0.])
     """
-    return _layers("grouped_linear", 0, (input, weight, bias, offsets), activation, save)
+    return _layers("grouped_linear", 0, (input, weight, bias, offsets), activation, save, adapters=(adapter,))
 
 
 def experts(
@@ -593,6 +625,8 @@ def experts(
     *,
     gate: str = "second",
     save: str = "auto",
+    adapter_in: LowRank | None = None,
+    adapter_out: LowRank | None = None,
 ) -> Tensor:
     """Compute a mixture of feed-forward experts.
 
@@ -620,6 +654,8 @@ def experts(
             or the ``"odd"`` or the ``"even"`` rows.
         save: ``"auto"`` and ``"preactivation"`` keep the preactivation for backward;
             ``"recompute"`` keeps the inputs only.
+        adapter_in: an `epigrad.LowRank` that updates `weight_in` (LoRA), or None.
+        adapter_out: an `epigrad.LowRank` that updates `weight_out` (LoRA), or None.
 
     Returns:
         A contiguous tensor ``[T, K]``. Nothing waits for the device, whatever the routing is.
@@ -649,34 +685,44 @@ def experts(
         tensor([[ 9.,  9.,  9.],
                 [24., 24., 24.]])
     """
-    return _layers("experts", 0, (input, index, scale, weight_in, bias_in, weight_out, bias_out), kind, save, gate)
+    return _layers(
+        "experts",
+        0,
+        (input, index, scale, weight_in, bias_in, weight_out, bias_out),
+        kind,
+        save,
+        gate,
+        adapters=(adapter_in, adapter_out),
+    )
 
 
-_OPERATORS = {operator.name: operator.overload for operator in ops.OPERATORS}
+_OPERATORS = {operator.name: operator.overload for operator in (*ops.OPERATORS, *ops.ADAPTED)}
 
 
 @constant_to_dynamo  # which would check each row of the tables again at each call
-def _row(op: str, kind: str) -> tuple[str, tuple[float, ...], tuple[int, ...], bool, bool] | None:
-    """A kind's name and parameters, the places of optional tensors, and whether there are a dim and
-    a gate; None for no kind."""
+def _row(op: str, kind: str, count: int) -> tuple[str, tuple[float, ...], tuple[int, ...], bool, bool, int] | None:
+    """Of a call with so many tensors a kind's name and parameters, the places of optional tensors,
+    whether there are a dim and a gate, and how many tensors are no adapters; None for no kind."""
     try:
         found = kind_of(op, kind)
     except errors.InvalidProblemError:
         return None
-    row = OPS[op]
+    row = row_of(op, count)
     optional = tuple([place for place, argument in enumerate(row.inputs) if argument.optional])
-    return found.name, arguments_of(found), optional, row.splits, row.halves
+    return found.name, arguments_of(found), optional, row.splits, row.halves, len(OPS[op].inputs)
 
 
-def _traced(op: str, tensors: Tensors, kind: Any, dim: int, gate: str, save: str | None = None) -> Tensor | None:
+def _traced(
+    op: str, tensors: Tensors, kind: Any, dim: int, gate: str, save: str | None = None, scales: Scales = ()
+) -> Tensor | None:
     """What an operator gives while Dynamo traces, or None for arguments that need another look.
 
     Dynamo checks each name that it has met again at each call, so there are few here.
     """
-    row = _row(op, kind) if isinstance(kind, str) else None
+    row = _row(op, kind, len(tensors)) if isinstance(kind, str) else None
     if row is None or any_switched() or save not in (None, "auto", "preactivation", "recompute"):
         return None
-    name, parameters, biases, splits, halves = row
+    name, parameters, biases, splits, halves, own = row
     records = False
     for place, tensor in enumerate(tensors):
         if isinstance(tensor, Tensor):
@@ -694,7 +740,10 @@ def _traced(op: str, tensors: Tensors, kind: Any, dim: int, gate: str, save: str
         options["save"] = save if records and torch.is_grad_enabled() else "recompute"
     if save is not None and invariance.is_on():
         options["batch_invariant"] = True
-    results = _OPERATORS[op](*tensors, name, *((dim,) if splits else ()), **options)
+    if scales:
+        tensors = scaled(op, scales, tensors)
+    operator = _OPERATORS[op if own == len(tensors) else f"{op}.adapted"]
+    results = operator(*tensors[:own], name, *((dim,) if splits else ()), *tensors[own:], **options)
     out: Tensor = results if save is None else results[0]
     return out
 
@@ -737,33 +786,44 @@ def _elementwise(
     return out
 
 
-def _layers(op: str, required: int, tensors: Tensors, kind: Any, save: str, gate: str = "second") -> Tensor:
-    if is_dynamo_compiling() and (traced := _traced(op, tensors, kind, 0, gate, save)) is not None:
+def _layers(
+    op: str,
+    required: int,
+    tensors: Tensors,
+    kind: Any,
+    save: str,
+    gate: str = "second",
+    adapters: tuple[LowRank | None, ...] = (),
+) -> Tensor:
+    operands, scales = operands_of(op, adapters)
+    tensors = (*tensors, *operands)
+    if is_dynamo_compiling() and (traced := _traced(op, tensors, kind, 0, gate, save, scales)) is not None:
         return traced
     records = recorded(required, *tensors)
     if records is None and overridden(*tensors):
-        return _as_leaf(op, tensors, kind, 0, gate, save=save)
+        return _as_leaf(op, tensors, kind, 0, gate, adapters, save=save)
     call = call_of(op, kind, 0, gate)
     if records is None:
         if any_switched():
             refuse_tracing(op, tensors)
-        require_tensors(op, **dict(zip(OPS[op].tensors, tensors, strict=True)))
+        row = row_of(op, len(tensors))
+        require_tensors(op, **dict(zip([argument.name for argument in row.inputs], tensors, strict=True)))
         saved = _save(op, save, tensors)
-        positional, options = operator_arguments(call, tensors)
-        out: Tensor = ops.call(op, *positional, save=saved, **options)[0]
+        positional, options = operator_arguments(call, scaled(op, scales, tensors))
+        out: Tensor = ops.call(op, *positional, save=saved, adapted=row.is_adapted, **options)[0]
         return out
-    keep = kept(call, save)
+    keep, core = kept(call, save), with_scales(loader.core(), scales)
     is_wide = records and may_be_wide(tensors)
     given = tensors = with_wide_views(call, tensors) if is_wide else tensors
     if any_autocast():
         casts = ops.RULES[op].casts
-        tensors = tensors if casts is None else casts(*tensors)
+        tensors = tensors if casts is None else with_adapters(casts, len(OPS[op].inputs), *tensors)
     if records:
-        result: Tensor = Layers.record(loader.core(), call, keep, *tensors)[0]
+        result: Tensor = Layers.record(core, call, keep, *tensors)[0]
         if is_wide and (sinks := sinks_of(call, given)) is not None:
             result.grad_fn.sinks = sinks  # type: ignore[union-attr]  # the function's ctx
         return result
-    computed, _ = loader.core().launch(call, tensors, (True, False))
+    computed, _ = core.launch(call, tensors, (True, False))
     assert computed is not None
     return computed
 
@@ -771,11 +831,21 @@ def _layers(op: str, required: int, tensors: Tensors, kind: Any, save: str, gate
 _ACTIVATIONS = (nn.Module, types.FunctionType, types.BuiltinFunctionType)
 
 
-def _as_leaf(op: str, tensors: Tensors, kind: Any, dim: int, gate: str, **options: Any) -> Tensor:
+def _as_leaf(
+    op: str,
+    tensors: Tensors,
+    kind: Any,
+    dim: int,
+    gate: str,
+    adapters: tuple[LowRank | None, ...] = (),
+    **options: Any,
+) -> Tensor:
     """Hand a function to what stands for its tensors: `torch.fx` records it as one call. `kind` is
     the numbers of a function without kinds."""
     row = OPS[op]
-    given: list[Any] = [*tensors]
+    given: list[Any] = [*tensors[: len(row.inputs)]]
+    if adapters and row.adapted is not None:
+        options |= {name: each for name, each in zip(row.adapted.adapters, adapters, strict=True) if each is not None}
     if row.inputs[-1].types == "offsets":
         options["offsets"] = given.pop()
     if row.kinds:

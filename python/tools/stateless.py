@@ -15,7 +15,7 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "epigrad"
@@ -47,6 +47,7 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from epigrad._core import selection
+from epigrad._core.adapters import LowRank
 from epigrad._core.call import Call, call_of
 from epigrad._core.checks import check_tensors, finite, lerp_weight
 from epigrad._core.stateless import launch_one, with_preactivation
@@ -59,8 +60,10 @@ from epigrad.webgpu import Data
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 from epigrad._core import selection
+from epigrad._core.adapters import LowRank
 from epigrad._core.call import Call, call_of
 from epigrad._core.checks import check_tensors, finite, lerp_weight
 from epigrad._core.stateless import gradients, one_gradient
@@ -134,6 +137,8 @@ class Row:
         names = {f"grad_{argument['name']}" for argument in self.inputs}
         self.gradients = [output["name"] for output in self.outputs if output["name"] in names]
         self.halves, self.default_kind = fields["halves"], fields["default_kind"]
+        adapted = (fields["adapted"] or fields)["inputs"]
+        self.adapters = [argument["name"][:-2] for argument in adapted if argument["name"].endswith(".a")]
 
     @property
     def required(self) -> list[str]:
@@ -300,7 +305,8 @@ def forward(row: Row, function: Function) -> Iterator[str]:
     yield from docstring([f"{function.summary.removesuffix('.')}, without a graph."], [*parameters, out], texts)
     yield from of_tensors(row)
     if row.keeps:
-        yield "    return with_preactivation(call, inputs, return_preactivation, out)"
+        arguments = ["call", "inputs", "return_preactivation", "out", *row.adapters]
+        yield f"    return with_preactivation({', '.join(arguments)})"
     else:
         yield "    return launch_one(call, inputs, out)"
 
@@ -340,7 +346,8 @@ def backward(row: Row, function: Function) -> Iterator[str]:
     else:
         flags = f"({', '.join(['True'] * count)})" if count < 4 else f"(True,) * {count}"
         empty = f"({', '.join(['None'] * count)})" if count < 4 else f"(None,) * {count}"
-        parameters.append(Parameter("needs", "Sequence[bool]", flags, True, f"which of {names} are computed."))
+        more = " Those of `a` and `b` of each adapter that is given follow, here and in `out`." if row.adapters else ""
+        parameters.append(Parameter("needs", "Sequence[bool]", flags, True, f"which of {names} are computed.{more}"))
         text = "tensors to write them into, which are returned themselves."
         parameters.append(Parameter("out", "Sequence[Data | None]", empty, True, text))
         result, returns = (
@@ -348,9 +355,17 @@ def backward(row: Row, function: Function) -> Iterator[str]:
             "The gradients in the order of `needs`, None where not needed.",
         )
     if row.multiplies:
-        text = "add into `out` for weights and biases, which is then given for each that is needed; the "
+        added = "weights, biases and adapters" if row.adapters else "weights and biases"
+        text = f"add into `out` for {added}, which is then given for each that is needed; the "
         text += "others are overwritten."
         parameters.append(Parameter("accumulate", "bool", "False", True, text))
+    if row.adapters:  # whose gradients make the result longer
+        bare = [replace(p, annotation="None") if p.name in row.adapters else p for p in parameters]
+        yield "@overload"
+        yield from header(row.name, bare, result, ": ...")
+        result = "tuple[Data | None, ...]"
+        yield "@overload"
+        yield from header(row.name, parameters, result, ": ...")
     yield from header(row.name, parameters, result)
     paragraphs = [f"Compute the gradients of `epigrad.{function.name}`."]
     paragraphs += [" ".join(part.split()) for part in function.sections.get("Gradients", "").split("\n\n") if part]
@@ -360,7 +375,9 @@ def backward(row: Row, function: Function) -> Iterator[str]:
         yield "    return one_gradient(call, inputs, out)"
     else:
         accumulate = "accumulate" if row.multiplies else "False"
-        yield f"    return gradients(call, inputs, needs, out, {accumulate})  # type: ignore[return-value]"
+        arguments = ["call", "inputs", "needs", "out", accumulate, *row.adapters]
+        ignored = "" if row.adapters else "  # type: ignore[return-value]"
+        yield f"    return gradients({', '.join(arguments)}){ignored}"
 
 
 def main() -> None:

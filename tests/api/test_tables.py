@@ -179,22 +179,25 @@ _GATED_LINEAR = "(input, weight_value, weight_gate, bias_value=None, bias_gate=N
 _LERP_PLAN = "(*, shape, weight=None, dtype, device='cpu')"
 SIGNATURES = {
     "matmul_bias_activation": "(a, b, bias=None, activation='none', *, save='auto')",
-    "linear": "(input, weight, bias=None, activation='none', *, save='auto')",
+    "linear": "(input, weight, bias=None, activation='none', *, save='auto', adapter=None)",
     "gated_activation": "(input, kind='swiglu', dim=-1, *, gate='second')",
     "gated_product": "(value, gate, kind='swiglu')",
     "lerp": "(start, end, weight)",
     "prelu": "(input, weight)",
     "xielu": "(input, alpha_p, alpha_n, beta=0.5)",
-    "gated_linear": _GATED_LINEAR + " *, save='auto')",
-    "mlp": "(input, weight1, bias1, weight2, bias2, activation='gelu_tanh', *, save='auto')",
-    "gated_mlp": "(input, weight_in, bias_in, weight_out, bias_out, kind='swiglu', *, gate='second', save='auto')",
+    "gated_linear": _GATED_LINEAR + " *, save='auto', adapter_value=None, adapter_gate=None)",
+    "mlp": "(input, weight1, bias1, weight2, bias2, activation='gelu_tanh', *, save='auto', "
+    "adapter1=None, adapter2=None)",
+    "gated_mlp": "(input, weight_in, bias_in, weight_out, bias_out, kind='swiglu', *, gate='second', save='auto', "
+    "adapter_in=None, adapter_out=None)",
     "backward.matmul_bias_activation_backward": "(grad_output, a, b, " + _GEMM_BACKWARD,
-    "backward.linear_backward": "(grad_output, input, weight, " + _GEMM_BACKWARD,
+    "backward.linear_backward": "(grad_output, input, weight, " + _GEMM_BACKWARD.replace("*, ", "*, adapter=None, "),
     "backward.gated_activation_backward": "(grad_output, input, kind='swiglu', dim=-1, *, gate='second', out=None)",
     "backward.gated_product_backward": "(grad_output, value, gate, kind='swiglu', *, "
     "needs=(True, True), out=(None, None))",
-    "backward.gated_linear_backward": _GATED_LINEAR.replace("(", "(grad_output, ") + " *, preactivation=None, "
-    "needs=(True, True, True, True, True), out=(None, None, None, None, None), accumulate=False)",
+    "backward.gated_linear_backward": _GATED_LINEAR.replace("(", "(grad_output, ")
+    + " *, adapter_value=None, adapter_gate=None, "
+    "preactivation=None, needs=(True, True, True, True, True), out=(None, None, None, None, None), accumulate=False)",
     "backward.lerp_backward": "(grad_output, start, end, weight, *, needs=(True, True, True), out=(None, None, None))",
     "backward.prelu_backward": "(grad_output, input, weight, *, needs=(True, True), out=(None, None))",
     "backward.xielu_backward": "(grad_output, input, alpha_p, alpha_n, beta=0.5, *, "

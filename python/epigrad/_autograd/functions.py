@@ -22,12 +22,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from epigrad import errors
+from epigrad._autograd import adapted
 from epigrad._autograd.engine import asked
 from epigrad._autograd.main_grad import Sinks, accumulated, add_lock, delivered, outputs_of, refuse_graph
+from epigrad._core.adapters import scales_of, with_scales
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN_OR_NONE, check_save
 from epigrad._core.launcher import DISPATCHER, Launcher, Tensors
-from epigrad._core.tables import ACTIVATIONS, OPS
+from epigrad._core.tables import ACTIVATIONS, OPS, backward_row, row_of
 from epigrad._core.torch_state import transforms_active
 
 # What forward keeps for the derivative of the activation.
@@ -89,20 +91,27 @@ class Problem:
     shapes: tuple[Any, ...] = ()
 
     @property
+    def left_out(self) -> tuple[Any, ...] | None:
+        """The shapes for tensors that were left out: with adapters, none is."""
+        return None if row_of(self.call.op, len(self.shapes)).is_adapted else self.shapes
+
+    @property
     def gradient_shapes(self) -> tuple[Any, ...]:
         """The shapes of the gradients, None for one that cannot exist."""
-        # the first tensor is grad_output, which has no shape here
-        return tuple([self.shapes[place - 1] for place in OPS[self.call.op + "_backward"].gradients])
+        return tuple([self.shapes[place] for place in backward_row(self.call.op, len(self.shapes)).of_forward])
 
     def run(self, needs: Needs, *tensors: Tensor | None) -> Tensors:
         """The gradients by the fused kernels."""
-        shapes, operands = self.shapes, MATHS[self.call.op].operands
+        shapes, operands = self.left_out, MATHS[self.call.op].operands
         if operands is not None:
             tensors, shapes = operands(shapes, *tensors)
         return self.core.launch(self.call.backward, tensors, needs, None, shapes)
 
     def formula(self, needs: Needs, *tensors: Tensor | None, **hidden: Tensor) -> Tensors:
         """The gradients by differentiable operations."""
+        if row_of(self.call.op + "_backward", len(tensors)).is_adapted:
+            value, scales = MATHS[self.call.op].value, scales_of(self.core)
+            return adapted.gradients(value, self.call, scales, needs, *tensors, **hidden)
         return MATHS[self.call.op].backward(self.call, self.shapes, needs, *tensors, **hidden)
 
 
@@ -116,13 +125,14 @@ def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Te
         gradients: Tensors = Gradient.apply(problem, needs, *tensors)
         return gradients
     except errors.UnsupportedError:
+        dispatched = with_scales(DISPATCHER, scales_of(problem.core))
         # A batch of gradients (is_grads_batched) is no transform of torch.func's.
         if any(torch._C._dispatch_keys(t).has(_LEGACY_BATCH) for t in tensors if t is not None):
             return problem.formula(needs, *tensors)
-        if problem.core is DISPATCHER or PLAIN_OR_NONE.issuperset(map(type, tensors)):
+        if problem.core == dispatched or PLAIN_OR_NONE.issuperset(map(type, tensors)):
             raise
     # A gradient may be a tensor subclass where no input was one, as a collective's result is.
-    return differentiate(replace(problem, core=DISPATCHER), needs, *tensors)
+    return differentiate(replace(problem, core=dispatched), needs, *tensors)
 
 
 class Gradient(Function):
@@ -227,6 +237,8 @@ def _read(op: str, kind: str | None, needs: Needs, keep: int) -> tuple[tuple[boo
     that it does not read.
     """
     names, reads = OPS[op].tensors, MATHS[op].reads
+    if len(needs) > len(names):  # adapters read their layers' inputs, and everything before
+        return (True,) * len(needs), keep == PREACTIVATION
     assert reads is not None
     given, needed = reads(kind), {name for name, need in zip(names, needs, strict=True) if need}
 
@@ -258,9 +270,10 @@ class Layers(Fused):
             is_kept = is_read or (is_read is None and tensor is not None and lies_transposed(tensor))
             saved.append(tensor if is_kept else None)
             shapes.append(None if tensor is None else tensor.shape)
-        saved.append(preactivation)
+        own = len(OPS[call.op].inputs)
+        saved.insert(own, preactivation)
         if OPS[call.op].keeps == "output":
-            saved.append(out if keep == OUTPUT else None)
+            saved.insert(own + 1, out if keep == OUTPUT else None)
         ctx.problem = Problem(core, call, tuple(shapes))
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
@@ -269,9 +282,10 @@ class Layers(Fused):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_hidden: Tensor | None) -> tuple[Any, ...]:
         problem, needs = ctx.problem, ctx.needs_input_grad[3:]
-        count, places = len(needs), OPS[problem.call.op + "_backward"].gradients
+        count = len(needs)
+        places = backward_row(problem.call.op, count).of_forward
         if len(places) < count:  # a tensor of integers has no gradient
-            needs = tuple([needs[place - 1] for place in places])
+            needs = tuple([needs[place] for place in places])
         needs = asked(ctx, needs)
         grads: Tensors = (None,) * len(needs)
         sinks: Sinks | None = getattr(ctx, "sinks", None)
@@ -289,13 +303,13 @@ class Layers(Fused):
         if len(places) == count:
             return (None, None, None, *grads)
         found = dict(zip(places, grads, strict=True))
-        return (None, None, None, *[found.get(place + 1) for place in range(count)])
+        return (None, None, None, *[found.get(place) for place in range(count)])
 
 
 def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor | None) -> Tensors:
     call = problem.call.backward
-    outputs, adds = outputs_of(call.op, sinks, needs, problem.gradient_shapes, tensors[0])
+    outputs, adds = outputs_of(call.op, sinks, needs, problem.gradient_shapes, tensors)
     launched = call._replace(accumulate=True) if adds else call
     with add_lock(adds):
-        results = problem.core.launch(launched, tensors, needs, tuple(outputs), problem.shapes)
+        results = problem.core.launch(launched, tensors, needs, tuple(outputs), problem.left_out)
     return delivered(sinks, needs, results)

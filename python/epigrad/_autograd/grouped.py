@@ -59,7 +59,7 @@ class Groups(Product):
             total = torch.where(chosen, product if bias is None else product + bias[group], total)
         return total
 
-    def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def plain(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.product(input, weight.transpose(1, 2), bias)
 
     def products(

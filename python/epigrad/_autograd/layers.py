@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from epigrad._autograd import formulas
+from epigrad._autograd.adapted import Adapted
 from epigrad._core.call import Call
 from epigrad._core.launcher import Tensors
 from epigrad._core.tables import OPS
@@ -33,8 +34,16 @@ class Product:
 
     transposed = True
 
-    def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The preactivation."""
+    def value(self, input: Tensor, weight: Tensor | Adapted, bias: Tensor | None) -> Tensor:
+        """The preactivation, to which an adapter adds unrounded."""
+        if not isinstance(weight, Adapted):
+            return self.plain(input, weight, bias)
+        narrow = self.plain(formulas.computed(input), formulas.computed(weight.a), None)
+        update = self.plain(narrow, formulas.computed(weight.b), None)
+        return (self.plain(input, weight.weight, bias) + update).to(input.dtype)
+
+    def plain(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The preactivation of a weight without an adapter."""
         product = torch.matmul(input, weight.mT if self.transposed else weight)
         return product if bias is None else product + bias
 
@@ -107,7 +116,7 @@ class _Matrix(Product):
 
 
 class _Composed(Product):
-    def value(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def plain(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(input, weight, bias)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from epigrad import errors
 from epigrad._autograd.engine import accumulates
 from epigrad._core.call import Call
-from epigrad._core.tables import OPS, is_half
+from epigrad._core.tables import backward_row, is_half, row_of
 from epigrad._core.wide import DECLARES, SWITCHED
 
 _OP = "accumulate_main_grad"
@@ -198,9 +198,9 @@ def sinks_of(call: Call, tensors: Sequence[Tensor | None]) -> Sinks | None:
     return sinks
 
 
-def _sinks(op: str, tensors: Iterable[Tensor | None]) -> Sinks:
+def _sinks(op: str, tensors: Sequence[Tensor | None]) -> Sinks:
     real = [tensor for tensor in tensors if tensor is None or tensor.is_floating_point()]
-    gradients = OPS[f"{op}_backward"].outputs
+    gradients = backward_row(op, len(tensors)).outputs
     return tuple([_sink(tensor) if of.is_added_to else None for tensor, of in zip(real, gradients, strict=True)])
 
 
@@ -277,7 +277,7 @@ def _overlaps(tensor: Tensor) -> bool:
     return False
 
 
-def refuse_tracing(op: str, tensors: Iterable[Tensor | None]) -> None:
+def refuse_tracing(op: str, tensors: Sequence[Tensor | None]) -> None:
     """Refuse parameters with `main_grad` in `torch.ops` calls: operators return new gradients."""
     if any(sink is not None and sink.parameter is not None for sink in _sinks(op, tensors)):
         raise errors.UnsupportedError(
@@ -299,21 +299,24 @@ def _refuse(call: Call) -> None:
 
 
 def outputs_of(
-    op: str, sinks: Sinks, needs: Sequence[bool], shapes: Sequence[Any], grad_output: Tensor | None
+    op: str, sinks: Sinks, needs: Sequence[bool], shapes: Sequence[Any], tensors: Sequence[Tensor | None]
 ) -> tuple[list[Tensor | None], bool]:
-    """The tensors that gradients are written into, and whether the kernels add to them. None lets
-    the core allocate one.
+    """The tensors that gradients of a backward's tensors are written into, and whether the kernels
+    add to them. None lets the core allocate one.
 
-    If any gradient accumulates, every weight and bias gradient does; new ones start as zeros.
+    If any gradient accumulates, every weight, bias and adapter gradient does; new ones start as
+    zeros.
     """
-    assert grad_output is not None
+    row = row_of(op, len(tensors))
     adds = any(map(_adds, sinks, needs))
     outputs: list[Tensor | None] = []
-    for sink, need, shape, gradient in zip(sinks, needs, shapes, OPS[op].outputs, strict=True):
+    for sink, need, shape, gradient, place in zip(sinks, needs, shapes, row.outputs, row.gradients, strict=True):
+        # an adapter's gradient has its own dtype
+        like = tensors[place if gradient.is_adapters else 0]
         if not need or shape is None:
             outputs.append(None)
         elif sink is None:
-            outputs.append(grad_output.new_zeros(shape) if adds and gradient.is_added_to else None)
+            outputs.append(like.new_zeros(shape) if adds and gradient.is_added_to else None)  # type: ignore[union-attr]
         elif sink.parameter is not None:
             outputs.append(_main_grad(op, sink.parameter, sink.like))
         else:

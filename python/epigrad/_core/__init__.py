@@ -15,6 +15,7 @@ In reading order:
     autocast_cache casts of parameters, kept while autocast is on
     checks         what the core cannot see of the arguments
     launcher       who computes a call: the loaded core, or PyTorch's dispatcher
+    adapters       `LowRank`: low-rank updates of weights, and their scales
     stateless      calls without a graph
     projections    whether the weight of a layer may be read, or the layer has to be called
 """

@@ -98,9 +98,10 @@ def check_tensors(op: str, **tensors: object) -> None:
 
 
 def require_tensors(op: str, **arguments: object) -> None:
-    """Refuse arguments that are not tensors, and nested tensors; a bias may be None."""
+    """Refuse arguments that are not tensors, and nested tensors; biases and adapters may be
+    None."""
     for name, value in arguments.items():
-        if not isinstance(value, Tensor) and (value is not None or "bias" not in name):
+        if not isinstance(value, Tensor) and (value is not None or not ("bias" in name or "adapter" in name)):
             raise errors.DTypeError(f"{op}: {name}: {type(value).__name__}, want a torch.Tensor")
         if value is not None and value.is_nested:
             raise errors.UnsupportedError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from epigrad._core.call import GATE_NAMES, Call
-from epigrad._core.tables import OPS
+from epigrad._core.tables import row_of
 from epigrad._core.torch_state import is_exported_to_onnx, is_traced
 
 Tensors = tuple[Tensor | None, ...]
@@ -46,22 +46,23 @@ COMPOSED: dict[str, Callable[..., Any]] = {}
 """The operators as PyTorch's own operations, by name."""
 
 
-def overload(name: str) -> Any:
-    """An operator of epigrad's as it is called: each has one overload.
+def overload(name: str, adapted: bool = False) -> Any:
+    """An operator of epigrad's as it is called: without adapters, or the overload with them.
 
     A trace has no place for a backward's list of `needs`, and the older ONNX exporter knows
     PyTorch's operations only: there it is what the operator is composed of.
     """
     if not is_dynamo_compiling() and is_traced() and (name.endswith("_backward") or is_exported_to_onnx()):
-        return COMPOSED[name]
-    return getattr(torch.ops.epigrad, name).default
+        return COMPOSED[f"{name}.adapted" if adapted else name]
+    packet = getattr(torch.ops.epigrad, name)
+    return packet.adapted if adapted else packet.default
 
 
 def operator_arguments(call: Call, inputs: Tensors) -> tuple[list[Any], dict[str, Any]]:
     """What the operator of a call takes by position and by keyword, but for `save` and `needs`."""
-    row = OPS[call.op]
+    row = row_of(call.op, len(inputs))
     pairs = list(zip(row.inputs, inputs, strict=True))
-    positional: list[Any] = [tensor for argument, tensor in pairs if not argument.kept]
+    positional: list[Any] = [tensor for argument, tensor in pairs if not argument.comes_last]
     options: dict[str, Any] = {"backend": call.backend}
     if row.kinds:
         positional.append(call.kind)
@@ -77,7 +78,7 @@ def operator_arguments(call: Call, inputs: Tensors) -> tuple[list[Any], dict[str
         options["gate"] = GATE_NAMES[call.gate]
     if call.batch_invariant:
         options["batch_invariant"] = True
-    return [*positional, *(tensor for argument, tensor in pairs if argument.kept)], options
+    return [*positional, *(tensor for argument, tensor in pairs if argument.comes_last)], options
 
 
 def _with_shapes(inputs: Tensors, shapes: Shapes) -> Tensors:
@@ -98,13 +99,13 @@ class Dispatcher:
         self, call: Call, inputs: Tensors, needs: tuple[bool, ...], outputs: None = None, shapes: Shapes | None = None
     ) -> Tensors:
         """As the core's own `launch`, for results that are new."""
-        row = OPS[call.op]
+        row = row_of(call.op, len(inputs))
         positional, options = operator_arguments(call, _with_shapes(inputs, shapes or ()))
         if row.keeps:
             options["save"] = "preactivation" if needs[1] else "recompute"
         elif len(row.gradients) > 1:
             options["needs"] = needs
-        results = overload(call.op)(*positional, **options)
+        results = overload(call.op, row.is_adapted)(*positional, **options)
         if row.keeps:
             return results[0], results[1] if needs[1] else None
         # A tensor alone is the first of the results that a call may have.

@@ -16,15 +16,17 @@ from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
 from epigrad._core import loader
+from epigrad._core.adapters import LowRank, Scales, operands_of, with_scales
 from epigrad._core.call import Call
 from epigrad._core.checks import check_out, needs_mask, out_tensors, refuse_graph, refuse_negative, refuse_transforms
 from epigrad._core.launcher import DISPATCHER
-from epigrad._core.tables import OPS
+from epigrad._core.tables import OPS, row_of
 from epigrad._core.torch_state import dispatch_modes, is_traced, transforms_active
 from epigrad.webgpu import Array, Data
 
 Operands = tuple[Any, ...]
 """Tensors, or arrays on an adapter; mypy is not told which."""
+Adapters = tuple[Operands, Scales]
 
 
 def launch_one(call: Call, inputs: tuple[Data | None, ...], out: Data | None) -> Data:
@@ -36,11 +38,18 @@ def launch_one(call: Call, inputs: tuple[Data | None, ...], out: Data | None) ->
 
 
 def with_preactivation(
-    call: Call, inputs: tuple[Data | None, ...], return_preactivation: bool, out: Data | None
+    call: Call,
+    inputs: tuple[Data | None, ...],
+    return_preactivation: bool,
+    out: Data | None,
+    *adapters: LowRank | None,
 ) -> Data | tuple[Data, Data]:
     """The output of layers, and their preactivation if it is asked for."""
     check_out(call.op, out)
-    result, preactivation = launch_into(call, inputs, (True, bool(return_preactivation)), (out, None))
+    adapted: Adapters = operands_of(call.op, adapters)
+    all_inputs: tuple[Data | None, ...] = inputs + adapted[0]
+    needs = True, bool(return_preactivation)
+    result, preactivation = launch_into(call, all_inputs, needs, (out, None), adapted[1])
     assert result is not None
     if not return_preactivation:
         return result
@@ -61,19 +70,35 @@ def gradients(
     needs: Sequence[bool],
     out: Sequence[Data | None],
     accumulate: bool,
+    *adapters: LowRank | None,
 ) -> tuple[Data | None, ...]:
-    """The gradients of an operation's inputs; those of weights and biases may be added into."""
-    op, row = call.op, OPS[call.op]
-    names = row.results[: len(row.gradients)]
+    """The gradients of an operation's inputs and of the adapters that are given; those of weights,
+    biases and adapters may be added into."""
+    op = call.op
+    adapted: Adapters = operands_of(op, adapters)
+    all_inputs: tuple[Data | None, ...] = inputs + adapted[0]
+    row = row_of(op, len(all_inputs))
+    own = len(OPS[op].gradients)
+    places = [i for i, place in enumerate(row.gradients) if i < own or all_inputs[place] is not None]
+    names = [row.results[i] for i in places]
+    if adapted[0] and needs == (True,) * own and out == (None,) * own:  # as they are by default
+        needs, out = (True,) * len(places), (None,) * len(places)
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
     if accumulate:
         call = call._replace(accumulate=True)
-        for place, need, output, gradient in zip(row.gradients, mask, outputs, row.outputs, strict=False):
-            if need and inputs[place] is not None and output is None and gradient.is_added_to:
+        for i, need, output in zip(places, mask, outputs, strict=True):
+            if need and all_inputs[row.gradients[i]] is not None and output is None and row.outputs[i].is_added_to:
                 raise errors.InvalidProblemError(
-                    f"{op}: out: no tensor for {gradient.name}, want one to add into since accumulate is True"
+                    f"{op}: out: no tensor for {row.results[i]}, want one to add into since accumulate is True"
                 )
-    return launch_into(call, inputs, mask, outputs)
+    if len(places) == len(row.gradients):
+        return launch_into(call, all_inputs, mask, outputs, adapted[1])
+    needed, into = dict(zip(places, mask, strict=True)), dict(zip(places, outputs, strict=True))
+    every = range(len(row.gradients))
+    results = launch_into(
+        call, all_inputs, tuple([needed.get(i, False) for i in every]), tuple([into.get(i) for i in every]), adapted[1]
+    )
+    return tuple([results[i] for i in places])
 
 
 def launch_into(
@@ -81,6 +106,7 @@ def launch_into(
     inputs: tuple[Data | None, ...],
     needs: tuple[bool, ...],
     outputs: tuple[Data | None, ...],
+    scales: Scales = (),
 ) -> tuple[Data | None, ...]:
     """Run a call, and write into those tensors of `outputs` that are given and needed.
 
@@ -94,14 +120,14 @@ def launch_into(
         if call.accumulate or any(output is not None for output in into):
             raise errors.UnsupportedError(f"{call.op}: out: given in a compiled or traced region, want None there")
         with torch.no_grad():
-            return cast(Operands, DISPATCHER.launch(call, operands, needs))
+            return cast(Operands, with_scales(DISPATCHER, scales).launch(call, operands, needs))
     if transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(call.op, *operands, *into)
     given = [output for output, needed in zip(into, needs, strict=True) if needed and isinstance(output, Tensor)]
     for output in given:
         refuse_negative(call.op, "out", output)
         refuse_graph(call.op, "out", output)
-    results = loader.core().launch(call, operands, needs, into)
+    results = with_scales(loader.core(), scales).launch(call, operands, needs, into)
     if given:
         mark_written(given)
     return cast(Operands, results)

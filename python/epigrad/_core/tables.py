@@ -110,9 +110,19 @@ class Argument:
     kept: bool
 
     @property
+    def is_adapters(self) -> bool:
+        """Whether it belongs to an adapter: ``"adapter.a"``."""
+        return "." in self.name
+
+    @property
+    def comes_last(self) -> bool:
+        """Whether an operator takes it behind the kind and what else is no tensor."""
+        return self.kept or self.is_adapters
+
+    @property
     def is_added_to(self) -> bool:
-        """Whether it is the gradient of a weight or a bias: it may be wider than its tensor."""
-        return self.types == "wider" and not self.like
+        """Whether it is the gradient of a weight, a bias or an adapter, which a call may add to."""
+        return self.types == "wider" and (not self.like or self.is_adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,7 @@ class Operation:
             results of PyTorch's operator.
         tensors, results: the names of inputs and of outputs.
         gradients: of a backward, the places of the inputs that the first outputs are gradients of.
+        of_forward: the places of the same among forward's inputs.
         schema: the arguments and results of PyTorch's operator.
         keeps: what backward needs of the preactivation: nothing (``""``), the slope (``"slope"``,
             or ``"output"`` where it may follow from the output), the hidden activation
@@ -135,6 +146,8 @@ class Operation:
         multiplies: whether it has a product of matrices.
         halves: whether it has a place of the gate.
         splits: whether it splits a dimension in halves.
+        adapted: the same operation with adapters, of which PyTorch's operator is the overload
+            ``adapted``; None if it takes none.
     """
 
     name: str
@@ -143,6 +156,7 @@ class Operation:
     tensors: tuple[str, ...]
     results: tuple[str, ...]
     gradients: tuple[int, ...]
+    of_forward: tuple[int, ...]
     schema: str
     keeps: str
     kinds: str
@@ -151,6 +165,16 @@ class Operation:
     multiplies: bool
     halves: bool
     splits: bool
+    adapted: Operation | None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The keywords of adapters, each of which is two inputs."""
+        return tuple([argument.name[:-2] for argument in self.inputs if argument.name.endswith(".a")])
+
+    @property
+    def is_adapted(self) -> bool:
+        return self.inputs[-1].is_adapters
 
     @property
     def is_backward(self) -> bool:
@@ -194,11 +218,22 @@ def _row(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(fields: dict[str, Any]) -> Operation:
-    inputs, outputs = (tuple([Argument(**row) for row in fields[key]]) for key in ("inputs", "outputs"))
-    tensors, results = (tuple([row.name for row in rows]) for rows in (inputs, outputs))
+    inputs, outputs = (
+        tuple([Argument(**row | {"like": row["like"].replace(".", "_")}) for row in fields[key]])
+        for key in ("inputs", "outputs")
+    )
+    tensors, results = (tuple([row.name.replace(".", "_") for row in rows]) for rows in (inputs, outputs))
     gradients = tuple([place for place, name in enumerate(tensors) if f"grad_{name}" in results])
+    of_forward = [place for place, row in enumerate(inputs) if place and not row.kept]
     parameters = tuple([_parameter(**row) for row in fields["parameters"] or ()])
-    named = {"tensors": tensors, "results": results, "gradients": gradients, "parameters": parameters}
+    named = {
+        "tensors": tensors,
+        "results": results,
+        "gradients": gradients,
+        "of_forward": tuple([of_forward.index(place) for place in gradients if place]),
+        "parameters": parameters,
+        "adapted": _operation(fields | fields["adapted"] | {"adapted": None}) if fields["adapted"] else None,
+    }
     return Operation(**fields | {"inputs": inputs, "outputs": outputs} | named)
 
 
@@ -211,6 +246,18 @@ DTYPES: dict[str, torch.dtype] = {row["name"]: getattr(torch, row["name"]) for r
 _HALF_TYPES = tuple([DTYPES[row["name"]] for row in _TABLES["dtypes"] if row["half"]])
 OPS = {row["name"]: _operation(row) for row in _TABLES["ops"]}
 VERSION: str = _TABLES["version"]
+
+
+def row_of(op: str, count: int) -> Operation:
+    """The row of a call with so many tensors, of which adapters are the last."""
+    row = OPS[op]
+    return row if count <= len(row.inputs) or row.adapted is None else row.adapted
+
+
+def backward_row(op: str, count: int) -> Operation:
+    """The row of the gradients of a call with so many tensors."""
+    row = OPS[f"{op}_backward"]
+    return row if count <= len(OPS[op].inputs) or row.adapted is None else row.adapted
 
 
 def is_half(dtype: torch.dtype) -> bool:

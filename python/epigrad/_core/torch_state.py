@@ -79,9 +79,23 @@ def as_experts(input: Any, index: Any, scale: Any, *rest: Any) -> tuple[Any, ...
     stays as it is, since it may have that dtype beside any other.
     """
     cast_input, *cast = as_linear(input, *rest)
-    if isinstance(scale, Tensor) and scale.dtype != torch.float32:
-        (scale,) = as_linear(scale)
-    return (cast_input, index, scale, *cast)
+    return (cast_input, index, *_unless_float32(scale), *cast)
+
+
+def with_adapters(casts: Callable[..., tuple[Any, ...]], own: int, *arguments: Any) -> tuple[Any, ...]:
+    """The arguments of a call with adapters under autocast, which casts so many of them. An adapter
+    in float32 stays as it is, as a scale does.
+    """
+    return (*casts(*arguments[:own]), *_unless_float32(*arguments[own:]))
+
+
+def _unless_float32(*arguments: Any) -> tuple[Any, ...]:
+    return tuple(
+        [
+            as_linear(value)[0] if isinstance(value, Tensor) and value.dtype != torch.float32 else value
+            for value in arguments
+        ]
+    )
 
 
 def as_input(input: Any, *rest: Any) -> tuple[Any, ...]:

@@ -6,7 +6,8 @@ operator of a function has the function's arguments. The products, the gated lay
 blocks also return the preactivation, which is empty if `save` keeps none. ``backend=None`` is the
 backend of the tensors' device.
 
-`OPERATORS` has two for each row of the core's table of operations (go/op). In reading order:
+`OPERATORS` has one for each row of the core's table of operations (go/op), and `ADAPTED` the
+overload ``adapted`` of each that takes adapters. In reading order:
 
     operator     an operator, of its row and its rules, and its registration
     elementwise  the rules of operations without a product
@@ -35,26 +36,28 @@ from epigrad.ops import elementwise, products
 from epigrad.ops.import_hook import after_import
 from epigrad.ops.operator import Operator, call, register
 
-__all__ = ["OPERATORS", "RULES", "Operator", "call", "decompositions"]
+__all__ = ["ADAPTED", "OPERATORS", "RULES", "Operator", "call", "decompositions"]
 
 RULES = products.RULES | elementwise.RULES
 MATHS.update(RULES)
 OPERATORS = tuple([Operator(row, RULES[row.forward]) for row in OPS.values()])
+ADAPTED = tuple([Operator(row.adapted, RULES[row.forward]) for row in OPS.values() if row.adapted is not None])
 
-_LIBRARY = register(OPERATORS)
+_LIBRARY = register((*OPERATORS, *ADAPTED))
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decomposition of each operator into PyTorch's operations. Merge it into a table for
     `ExportedProgram.run_decompositions`."""
-    return {operator.overload: operator.decomposed for operator in OPERATORS}
+    return {operator.overload: operator.decomposed for operator in (*OPERATORS, *ADAPTED)}
 
 
 def _count_flops() -> None:
     register_flop_formula = importlib.import_module("torch.utils.flop_counter").register_flop_formula
-    for operator in OPERATORS:
-        if operator.row.multiplies:
-            register_flop_formula(getattr(torch.ops.epigrad, operator.name))(operator.flops)
+    for operator in (*OPERATORS, *ADAPTED):
+        # a formula is for all overloads, and that of adapters also counts calls without
+        if operator.row.multiplies and operator.row.adapted is None:
+            register_flop_formula(getattr(torch.ops.epigrad, operator.row.name))(operator.flops)
 
 
 after_import("torch.utils.flop_counter", _count_flops)

@@ -54,18 +54,19 @@ def of_one_shape(name: str, count: int) -> Callable[..., Any]:
     return rule
 
 
-def by_rows(name: str) -> Callable[..., Any]:
-    """The rule of layers: a batch of the first argument's rows is one more dimension.
+def by_rows(name: str, adapted: bool = False) -> Callable[..., Any]:
+    """The rule of layers, without adapters or with them: a batch of the first argument's rows is
+    one more dimension.
 
     The results are output and preactivation. A preactivation that is not kept has no batch.
     """
 
     def rule(info: Any, in_dims: InDims, *arguments: Any, **options: Any) -> Any:
         if any(dim is not None for dim in in_dims[1:]):
-            return slice_by_slice(overload(name))(info, in_dims, *arguments, **options)
+            return slice_by_slice(overload(name, adapted))(info, in_dims, *arguments, **options)
         (dim, *_) = in_dims
         assert dim is not None
-        out, preactivation = overload(name)(arguments[0].movedim(dim, 0), *arguments[1:], **options)
+        out, preactivation = overload(name, adapted)(arguments[0].movedim(dim, 0), *arguments[1:], **options)
         return (out, preactivation), (0, 0 if preactivation.dim() == out.dim() else None)
 
     return rule

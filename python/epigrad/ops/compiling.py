@@ -10,9 +10,9 @@ from typing import Any
 
 from torch._inductor import lowering
 
-from epigrad.ops import OPERATORS
+from epigrad.ops import ADAPTED, OPERATORS
 
 _lowering: Any = lowering
-for _operator in OPERATORS:
+for _operator in (*OPERATORS, *ADAPTED):
     _lowering.make_fallback(_operator.overload, warn=False)  # as Inductor does by itself
     _lowering.lowerings[_operator.overload] = _lowering.fallback_handler(_operator.bare)

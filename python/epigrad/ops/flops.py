@@ -12,7 +12,7 @@ from epigrad.ops import shapes
 
 def count(row: Operation, given: Mapping[str, Any]) -> int:
     """The FLOPs of a call, of its arguments with shapes in place of tensors."""
-    forward = OPS[row.forward]
+    forward = OPS[row.forward].adapted or OPS[row.forward]
     kind = given.get(row.kind_argument, row.default_kind)
     gated = kind in GATED_KINDS or kind in PRESETS
     first, second = _products(forward, [given.get(name) for name in forward.tensors], gated)
@@ -46,8 +46,10 @@ def _products(row: Operation, given: Sequence[Any], gated: bool) -> tuple[dict[s
     sizes = shapes.sizes_of(row, given, gated)
     rows = math.prod(shapes.formed(row.outputs[1], gated, sizes)[:-1])
     features = row.inputs[0].shape.strip("[]").split(", ")[-1]
+    is_second = False
     for argument, shape in zip(row.inputs, given, strict=True):
-        if argument.name.startswith("weight"):
+        if argument.name.startswith("weight") or argument.name.endswith(".a"):
             is_second = not argument.shape.endswith(f", {features}]")
-            layers[is_second][argument.name] = 2 * rows * math.prod(shape[-2:])
+        if shape is not None and (argument.name.startswith("weight") or argument.is_adapters):
+            layers[is_second][argument.name.replace(".", "_")] = 2 * rows * math.prod(shape[-2:])
     return layers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigrad import errors
+from epigrad._autograd.adapted import with_weights
 from epigrad._autograd.functions import (
     PREACTIVATION,
     Elementwise,
@@ -30,7 +32,7 @@ from epigrad._core.call import Call, make_call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import COMPOSED, DISPATCHER, Launcher, Tensors, only, overload
 from epigrad._core.tables import Operation
-from epigrad._core.torch_state import transforms_active, unpack_dual
+from epigrad._core.torch_state import transforms_active, unpack_dual, with_adapters
 from epigrad.kinds import Activation, Gated, either_of
 from epigrad.ops import batching, flops, shapes
 
@@ -86,7 +88,12 @@ class Bound:
         return self._computed(self.rules.composed or self.rules.value)
 
     def _computed(self, formula: Callable[..., Any]) -> Any:
-        return self.returned((formula(self.call, *self.tensors),))
+        return self.returned((formula(self.call, *self.operands),))
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """The tensors as formulas take them: weights with their adapters."""
+        return with_weights(self.call.op, self.tensors) if self.row.is_adapted else self.tensors
 
     def recorded(self) -> Any:
         return Elementwise.apply(DISPATCHER, self.call, *self.tensors)
@@ -136,7 +143,7 @@ class BoundLayers(Bound):
         return self.returned(Layers.apply(DISPATCHER, self.call, self.keep, *self.tensors))
 
     def _computed(self, formula: Callable[..., Any]) -> Any:
-        out, preactivation = formula(self.call, *self.tensors)
+        out, preactivation = formula(self.call, *self.operands)
         return self.returned((out, preactivation if self.needs[1] else None))
 
     def returned(self, results: Tensors) -> tuple[Tensor, Tensor]:
@@ -175,7 +182,7 @@ class BoundGradients(Bound):
         elif all(tensor is not None for tensor in self.tensors[1:]):
             out = self.rules.shapes(self.call, *self.tensors[1:])[0]
             shapes.same_shape(self.row.name, "grad_output", self.tensors[0].shape, out)  # type: ignore[union-attr, arg-type]
-        return tuple([given[place - 1] for place in self.row.gradients])
+        return tuple([given[place] for place in self.row.of_forward])
 
     def fake(self) -> Any:
         results = self.new_results()
@@ -219,26 +226,28 @@ class Operator:
 
     Attributes:
         row, rules: what it is made of.
-        name: after ``torch.ops.epigrad.``.
+        name: after ``torch.ops.epigrad.``; with adapters it is an overload, ``linear.adapted``.
         names: its arguments that may be given by position.
     """
 
     def __init__(self, row: Operation, rules: Rules) -> None:
-        self.row, self.rules, self.name = row, rules, row.name
-        kept = [argument.name for argument in row.inputs if argument.kept]
+        self.row, self.rules = row, rules
+        self.name = f"{row.name}.adapted" if row.is_adapted else row.name
+        last = [name for name, argument in zip(row.tensors, row.inputs, strict=True) if argument.comes_last]
         between = [row.kind_argument] * bool(row.kinds) + ["dim"] * row.splits + [p.name for p in row.parameters]
-        self.names = (*[name for name in row.tensors if name not in kept], *between, *kept)
+        self.names = (*[name for name in row.tensors if name not in last], *between, *last)
 
     @property
     def overload(self) -> Any:
-        return overload(self.name)
+        return overload(self.row.name, self.row.is_adapted)
 
     @property
     def bare(self) -> Any:
         """The operator without rules for autograd, autocast and vmap. The code of `torch.compile`
         calls it. Its kernels for the CPU and CUDA are in C (cbridge/torch).
         """
-        return getattr(torch.ops.epigrad, f"_{self.name}").default
+        packet = getattr(torch.ops.epigrad, f"_{self.row.name}")
+        return packet.adapted if self.row.is_adapted else packet.default
 
     def decomposed(self, *arguments: Any, **options: Any) -> Any:
         return self.bound(*arguments, **options).composed()
@@ -252,13 +261,22 @@ class Operator:
         return flops.count(self.row, dict(zip(self.names, arguments, strict=False)) | options)
 
     @property
+    def casts(self) -> Callable[..., tuple[Any, ...]] | None:
+        """Casts the arguments under autocast; None leaves them."""
+        if self.rules.casts is None or not self.row.is_adapted:
+            return self.rules.casts
+        return partial(with_adapters, self.rules.casts, len(self.names) - 2 * len(self.row.adapters))
+
+    @property
     def batched(self) -> Callable[..., Any]:
         rule = self.rules.gradients_batched if self.row.is_backward else self.rules.batched
+        if rule is not None and self.row.is_adapted:
+            rule = batching.by_rows(self.row.name, adapted=True)
         return rule or batching.slice_by_slice(self.overload)
 
 
-def call(name: str, *arguments: Any, **options: Any) -> Any:
-    return overload(name)(*arguments, **options)
+def call(name: str, *arguments: Any, adapted: bool = False, **options: Any) -> Any:
+    return overload(name, adapted)(*arguments, **options)
 
 
 def plain(*tensors: Tensor | None) -> Tensors:
@@ -295,9 +313,9 @@ def register(operators: Iterable[Operator]) -> Any:
         defined.impl(name, _above_autograd(operator), "Autograd")
         defined.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_vmap(f"epigrad::{name}", operator.batched, lib=defined)
-        if operator.rules.casts is not None and not operator.row.is_backward:
+        if operator.casts is not None and not operator.row.is_backward:
             for key in ("AutocastCPU", "AutocastCUDA"):
-                defined.impl(name, _under_autocast(operator.rules.casts, operator.overload, key), key)
+                defined.impl(name, _under_autocast(operator.casts, operator.overload, key), key)
     return defined
 
 

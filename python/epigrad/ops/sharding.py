@@ -28,8 +28,8 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from epigrad._autograd import formulas
-from epigrad._core.tables import OPS
-from epigrad.ops import OPERATORS
+from epigrad._core.tables import OPS, Operation
+from epigrad.ops import ADAPTED, OPERATORS
 from epigrad.ops.operator import Operator
 
 Placements = list[Any]
@@ -180,10 +180,21 @@ def _rules(operator: Operator) -> Callable[..., list[Rule]]:
 
     def rules(*arguments: Any, **options: Any) -> list[Rule]:
         given = dict(zip(operator.names, arguments, strict=False)) | options
-        found = [rule(operator, given, way) for way in _WAYS[row.forward](given)]
+        ways = [each for each in map(partial(_adapted, row), _WAYS[row.forward](given)) if each is not None]
+        found = [rule(operator, given, way) for way in ways]
         return [each for each in found if each is not None]
 
     return rules
+
+
+def _adapted(row: Operation, way: Way) -> Way | None:
+    """A way with replicated adapters, whose weights then are too."""
+    operands, hidden, out = way
+    if not row.is_adapted:
+        return way
+    if isinstance(out, Partial) or not all(operand.is_replicate() for operand in operands[1:]):
+        return None
+    return [*operands, *[Replicate()] * (2 * len(row.adapters))], hidden, out
 
 
 def _is_plain(operator: Operator, given: Given) -> bool:
@@ -207,6 +218,8 @@ def _forward_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
 def _gradient_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
     operands, hidden, out = way
     forward = OPS[operator.row.forward]
+    if operator.row.is_adapted and forward.adapted is not None:
+        forward = forward.adapted
     kind = given.get(forward.kind_argument, forward.default_kind)
     kept = given.get("preactivation") is not None or given.get("output") is not None
     again = not kept and kind not in (None, "none")
@@ -242,6 +255,6 @@ def _arguments(operator: Operator, given: Given, placements: Given) -> Placement
     return [placements.get(name) if given.get(name) is not None else None for name in operator.names]
 
 
-for _operator in OPERATORS:
+for _operator in (*OPERATORS, *ADAPTED):
     _tell: Callable[[Any], Any] = register_sharding(_operator.overload)
     _tell(_rules(_operator))

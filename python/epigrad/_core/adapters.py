@@ -1,0 +1,167 @@
+"""Low-rank updates of weights: `LowRank`, and what its scale does to a call.
+
+The core multiplies with ``b @ a``. A scale is multiplied with `a` before a call, in the
+accumulator's dtype, and with a's gradient after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigrad import errors
+from epigrad._core.call import Call
+from epigrad._core.checks import finite, overridden
+from epigrad._core.launcher import Launcher, Tensors
+from epigrad._core.tables import OPS, is_half
+from epigrad._core.values import immutable
+from epigrad.webgpu import Array
+
+Scales = tuple[float, ...]
+"""A scale for each adapter that an operation takes; none if all are 1."""
+
+
+@immutable
+class LowRank(NamedTuple):
+    """A low-rank update of a weight, as LoRA trains it beside a frozen one.
+
+    A layer with it has the weight ``weight + scale * b @ a``, which is never formed: ``input @
+    weight.T + scale * (input @ a.T) @ b.T + bias``. It is immutable and unpacks as ``a, b, scale``.
+
+    Args:
+        a: ``[r, K]`` for a weight ``[N, K]``; of groups and experts ``[E, r, K]``. Any strides. It
+            has the dtype of the call, or is float32 beside bfloat16 or float16: then it is rounded
+            for the products, and its gradient is float32. The rank r may be 0.
+        b: ``[N, r]``, or ``[E, N, r]``, likewise.
+        scale: a number, which has no gradient.
+
+    Gradients:
+        With ``grad_pre`` the gradient of the layer's preactivation: ``grad_a = scale * (grad_pre @
+        b).T @ input``, ``grad_b = scale * grad_pre.T @ (input @ a.T)``, and ``grad_input`` has the
+        term ``scale * (grad_pre @ b) @ a``.
+
+    Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685.
+
+    Examples:
+        >>> import epigrad, torch
+        >>> x, weight = torch.ones(5, 3), torch.ones(4, 3)
+        >>> a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, 2)
+        >>> out = epigrad.linear(x, weight, adapter=epigrad.LowRank(a, b, 0.5))
+        >>> torch.allclose(out, x @ (weight + 0.5 * b @ a).T)
+        True
+    """
+
+    a: Any
+    b: Any
+    scale: float = 1.0
+
+
+def operands_of(op: str, adapters: Sequence[LowRank | None]) -> tuple[tuple[Any, ...], Scales]:
+    """The tensors of an operation's adapters, and their scales. No tensors if none is given."""
+    row = OPS[op].adapted
+    if row is None or all(adapter is None for adapter in adapters):
+        return (), ()
+    operands: list[Any] = []
+    scales = []
+    for name, adapter in zip(row.adapters, adapters, strict=True):
+        if adapter is None:
+            operands += [None, None]
+            scales.append(1.0)
+            continue
+        if not isinstance(adapter, LowRank):
+            raise errors.DTypeError(f"{op}: {name}: {type(adapter).__name__}, want an epigrad.LowRank or None")
+        for part, tensor in (("a", adapter.a), ("b", adapter.b)):
+            if not isinstance(tensor, Tensor | Array) and not overridden(tensor):
+                raise errors.DTypeError(f"{op}: {name}.{part}: {type(tensor).__name__}, want a torch.Tensor")
+        operands += [adapter.a, adapter.b]
+        scales.append(finite(op, f"{name}.scale", adapter.scale))
+    return tuple(operands), tuple(scales) if any(scale != 1 for scale in scales) else ()
+
+
+def scaled(op: str, scales: Scales, tensors: Tensors) -> Tensors:
+    """A call's tensors with each `a` multiplied with its scale."""
+    given = list(tensors)
+    for place, scale in zip(range(len(OPS[op].inputs), len(tensors), 2), scales, strict=bool(scales)):
+        a = given[place]
+        if a is None or scale == 1:
+            continue
+        if isinstance(a, Array):
+            raise errors.UnsupportedError(
+                f"{op}: {_names(op)[place]}: an epigrad.webgpu.Array with a scale, want scale 1"
+            )
+        given[place] = (a.to(torch.float32) if is_half(a.dtype) else a) * scale
+    return tuple(given)
+
+
+def _names(op: str) -> list[str]:
+    row = OPS[op].adapted
+    assert row is not None
+    return [argument.name for argument in row.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A launcher of calls whose adapters have scales."""
+
+    core: Launcher
+    scales: Scales
+
+    def launch(
+        self,
+        call: Call,
+        inputs: Tensors,
+        needs: tuple[bool, ...],
+        outputs: Tensors | None = None,
+        shapes: Any = None,
+    ) -> Tensors:
+        row = OPS[call.op]
+        operands = scaled(call.op, self.scales, inputs)
+        if not row.is_backward:
+            return self.core.launch(call, operands, needs, outputs, shapes)
+        into: list[Any] = [None] * len(needs) if outputs is None else list(outputs)
+        given = list(into)
+        own, first = len(row.gradients), len(row.inputs)
+        of_a: list[tuple[int, int, float]] = []  # places of gradients and of their tensors
+        for i, scale in enumerate(self.scales):
+            place, tensor = own + 2 * i, first + 2 * i
+            if scale != 1 and needs[place] and inputs[tensor] is not None:
+                of_a.append((place, tensor, scale))
+                if call.accumulate:
+                    _check_added(call.op, row.adapted.results[place], given[place], inputs[tensor])  # type: ignore[union-attr]
+                    into[place] = torch.zeros_like(operands[tensor])  # type: ignore[arg-type]
+        results: list[Any] = list(
+            self.core.launch(call, operands, needs, None if outputs is None else tuple(into), shapes)
+        )
+        for place, tensor, scale in of_a:
+            output = given[place]
+            if call.accumulate:
+                results[place] = output.add_(results[place], alpha=scale)
+            elif output is not None:
+                output.mul_(scale)
+            else:
+                results[place] = (results[place] * scale).to(inputs[tensor].dtype)  # type: ignore[union-attr]
+        return tuple(results)
+
+
+def _check_added(op: str, name: str, output: Any, a: Any) -> None:
+    """Refuse a tensor that the core does not see, since what is added to it is scaled first."""
+    if output.shape != a.shape:
+        raise errors.InvalidProblemError(f"{op}: {name}: shape {list(output.shape)}, want the result's {list(a.shape)}")
+    if output.dtype != a.dtype and not (is_half(a.dtype) and output.dtype == torch.float32):
+        raise errors.DTypeError(f"{op}: {name}: dtype {output.dtype}, want {a.dtype}")
+    if output.device != a.device:
+        raise errors.DeviceMismatchError(f"{op}: {name}: on {output.device}, want {a.device}")
+
+
+def with_scales(core: Launcher, scales: Scales) -> Launcher:
+    """A launcher that multiplies adapters with their scales."""
+    return Scaled(core, scales) if scales else core
+
+
+def scales_of(core: Launcher) -> Scales:
+    """The scales that a launcher multiplies with."""
+    return core.scales if isinstance(core, Scaled) else ()

@@ -795,8 +795,12 @@ def _layers(
     gate: str = "second",
     adapters: tuple[LowRank | None, ...] = (),
 ) -> Tensor:
-    operands, scales = operands_of(op, adapters)
-    tensors = (*tensors, *operands)
+    scales: Scales = ()
+    for adapter in adapters:
+        if adapter is not None:
+            operands, scales = operands_of(op, adapters)
+            tensors = (*tensors, *operands)
+            break
     if is_dynamo_compiling() and (traced := _traced(op, tensors, kind, 0, gate, save, scales)) is not None:
         return traced
     records = recorded(required, *tensors)

@@ -93,7 +93,7 @@ class Problem:
     @property
     def left_out(self) -> tuple[Any, ...] | None:
         """The shapes for tensors that were left out: with adapters, none is."""
-        return None if row_of(self.call.op, len(self.shapes)).is_adapted else self.shapes
+        return self.shapes if len(self.shapes) <= len(OPS[self.call.op].inputs) else None
 
     @property
     def gradient_shapes(self) -> tuple[Any, ...]:

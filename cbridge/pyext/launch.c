@@ -72,12 +72,12 @@ static void *make_tensor(void *self, int like, const int64_t *sizes, const int64
   maker *m = self;
   if (!m->dtype && find_maker(m)) return NULL;
   PyObject *shape = tuple_of(sizes, rank), *steps = shape ? tuple_of(strides, rank) : NULL, *tensor = NULL;
-  if (steps && like)
+  if (steps && (PyObject *)Py_TYPE(m->like) == epg_py.array_type)
+    tensor = PyObject_CallMethodObjArgs(PyTuple_GetItem(m->inputs, like), epg_py.new_empty_name, shape, NULL);
+  else if (steps && like)
     tensor = make_of_dtype(m, like, shape, steps);
   else if (steps && m->empty_strided)
     tensor = PyObject_CallFunctionObjArgs(m->empty_strided, shape, steps, m->dtype, NULL);
-  else if (steps && (PyObject *)Py_TYPE(m->like) == epg_py.array_type)
-    tensor = PyObject_CallMethodObjArgs(m->like, epg_py.new_empty_name, shape, NULL);
   else if (steps)
     tensor = PyObject_CallMethodObjArgs(m->like, epg_py.new_empty_strided_name, shape, steps, NULL);
   Py_XDECREF(steps);

@@ -567,3 +567,17 @@ def test_a_benchmarks_row_that_fails_says_so() -> None:
     case = dataclasses.replace(bench_webgpu.cases(32, (8, 16))[0], ours=fail)
     task = runner.Task("", {}, functools.partial(bench_webgpu.measure, case, "float16", torch.device("cpu")))
     assert runner._measured(task, 0.0) == [{"error": "RuntimeError: no"}]
+
+
+def test_adapters_are_arrays_too() -> None:
+    x, weight, a, b = torch.randn(6, 4), torch.randn(5, 4), torch.randn(2, 4), torch.randn(5, 2)
+    arrays = [Array.from_torch(tensor) for tensor in (x, weight, a, b)]
+    adapter = epigrad.LowRank(*arrays[2:])
+    out = forward.linear(*arrays[:2], None, "silu", adapter=adapter)
+    got = backward.linear_backward(out, *arrays[:2], None, "silu", adapter=adapter)
+    host = epigrad.LowRank(a, b)
+    want = backward.linear_backward(out.to_torch(), x, weight, None, "silu", adapter=host)
+    for one, other in zip(got, want, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one.to_torch(), other)

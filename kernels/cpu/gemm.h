@@ -2,15 +2,15 @@
 // engine.h includes it. Where there is AMX, gemm_amx.h has kernels of its own.
 //
 // Every sum is formed in the order of the depth, in parts of a length that the depth decides, and
-// which are added up: tiles, panels and threads have no influence. Lifted operands (denormals.h) change only sums that were
-// formed from denormals.
+// which are added up: tiles, panels and threads have no influence. Lifted operands (denormals.h)
+// change only sums that were formed from denormals.
 #pragma once
 
 #include "denormals.h"
 #include "pack.h"
 
-// A part of the depth is at most so many steps that the right operand's panel takes 24 KiB, half or three
-// quarters of the nearest cache, in which the left operand's panels pass by.
+// A part of the depth is at most so many steps that the right operand's panel takes 24 KiB, half or
+// three quarters of the nearest cache, in which the left operand's panels pass by.
 enum { depth_part = (24 << 10) / (panel_registers * VECTOR_BYTES) };
 
 // The panels that a panel kernel prefetches for the next ones. At every step of the depth it moves
@@ -191,7 +191,8 @@ typedef struct {
 INLINE int64_t part_steps(const epg_tile *t) {
   enum { shortest = 32 };
   if (t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES) return amx_part;
-  if (t->form != EPG_FLOAT32 && t->form != EPG_FLOAT64) return depth_part;  // their results are rounded to 16 bits
+  // Results of the others are rounded to 16 bits.
+  if (t->form != EPG_FLOAT32 && t->form != EPG_FLOAT64) return depth_part;
   int64_t steps = shortest;
   while (steps * steps < 4 * t->units) steps *= 2;
   return least(steps, depth_part);

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from epigrad import backward, errors, forward, functional, integrations, nn, plan, webgpu
 from epigrad._autograd.main_grad import accumulate_main_grad
-from epigrad._core.adapters import LowRank
 from epigrad._core.invariance import batch_invariant
 from epigrad._core.selection import BackendInfo, backends, tuning, use_backend
+from epigrad._core.values import LowRank
 from epigrad.functional import *  # noqa: F403
 from epigrad.kinds import Activation, Gated
 

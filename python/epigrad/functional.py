@@ -20,12 +20,13 @@ from epigrad import errors, ops
 from epigrad._autograd.functions import Elementwise, Layers, kept
 from epigrad._autograd.main_grad import refuse_tracing, sinks_of, with_wide_views
 from epigrad._core import invariance, loader, selection
-from epigrad._core.adapters import LowRank, Scales, operands_of, scaled, with_scales
+from epigrad._core.adapters import Scales, operands_of, scaled, with_scales
 from epigrad._core.call import Call, call_of, kind_of
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, Tensors, only, operator_arguments
 from epigrad._core.tables import OPS, row_of
 from epigrad._core.torch_state import any_autocast, constant_to_dynamo, is_traced, recorded, with_adapters
+from epigrad._core.values import LowRank
 from epigrad._core.wide import any_switched, may_be_wide
 from epigrad.kinds import ActivationLike, Gated, arguments_of
 

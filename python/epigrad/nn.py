@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from epigrad import errors, functional, kinds
 from epigrad._core.call import dim_index, gate_place
 from epigrad._core.checks import check_save, finite
-from epigrad._core.projections import held_back, is_watched, weight_and_bias
+from epigrad._core.projections import held_back, is_watched, projection
 from epigrad.kinds import ActivationLike, Gated, activation_of, either_of, gated_of, nearest, shown
 
 __all__ = ["MLP", "XIELU", "Activation", "Experts", "GatedActivation", "GatedMLP", "Lerp", "Linear", "PReLU"]
@@ -309,10 +309,19 @@ class MLP(nn.Module):
         if is_watched(input) or held_back(self, "up"):
             hidden = functional.activation(up(input), self.activation)
         elif held_back(self, "down"):
-            hidden = functional.linear(input, *weight_and_bias(self, "up"), self.activation, save=self.save)
+            weight, bias, adapter = projection(self, "up")
+            hidden = functional.linear(input, weight, bias, self.activation, save=self.save, adapter=adapter)
         else:
-            weights = (*weight_and_bias(self, "up"), *weight_and_bias(self, "down"))
-            return functional.mlp(input, *weights, self.activation, save=self.save)
+            first, second = projection(self, "up"), projection(self, "down")
+            return functional.mlp(
+                input,
+                *first[:2],
+                *second[:2],
+                self.activation,
+                save=self.save,
+                adapter1=first.adapter,
+                adapter2=second.adapter,
+            )
         out: Tensor = down(hidden)
         return out
 
@@ -389,8 +398,17 @@ class GatedMLP(nn.Module):
             _check_shard(up, hidden, self.gate)
             out: Tensor = down(functional.gated_activation(hidden, self.kind, gate=self.gate))
             return out
-        weights = (*weight_and_bias(self, "up"), *weight_and_bias(self, "down"))
-        return functional.gated_mlp(input, *weights, self.kind, gate=self.gate, save=self.save)
+        first, second = projection(self, "up"), projection(self, "down")
+        return functional.gated_mlp(
+            input,
+            *first[:2],
+            *second[:2],
+            self.kind,
+            gate=self.gate,
+            save=self.save,
+            adapter_in=first.adapter,
+            adapter_out=second.adapter,
+        )
 
     def extra_repr(self) -> str:
         """What `repr` shows of the block."""

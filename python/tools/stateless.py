@@ -47,7 +47,7 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from epigrad._core import selection
-from epigrad._core.adapters import LowRank
+from epigrad._core.values import LowRank
 from epigrad._core.call import Call, call_of
 from epigrad._core.checks import check_tensors, finite, lerp_weight
 from epigrad._core.stateless import launch_one, with_preactivation
@@ -63,7 +63,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from epigrad._core import selection
-from epigrad._core.adapters import LowRank
+from epigrad._core.values import LowRank
 from epigrad._core.call import Call, call_of
 from epigrad._core.checks import check_tensors, finite, lerp_weight
 from epigrad._core.stateless import gradients, one_gradient

@@ -110,7 +110,7 @@ def test_adapters_and_hooks_keep_their_part(monkeypatch: pytest.MonkeyPatch) -> 
     lora = peft.LoraConfig(target_modules=["up_proj", "down_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(models.make("llama"), lora)
     model = kernelized(adapted)
-    products, seen = calls(monkeypatch, "gated_product"), []
+    products, seen = calls(monkeypatch, "gated_linear"), []
     torch.testing.assert_close(MODELS["llama"].output(model), MODELS["llama"].output(adapted))
     assert len(products) == 2
     handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))

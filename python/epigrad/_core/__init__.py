@@ -3,7 +3,7 @@
 In reading order:
 
     call           one call of an operation: everything but its tensors
-    values         classes whose instances never change
+    values         classes whose instances never change, and `LowRank`, the update of a weight
     callables      which activation a module or a function computes
     tables         what Python knows of the core without loading it
     loader         loads the core on first use
@@ -15,7 +15,8 @@ In reading order:
     autocast_cache casts of parameters, kept while autocast is on
     checks         what the core cannot see of the arguments
     launcher       who computes a call: the loaded core, or PyTorch's dispatcher
-    adapters       `LowRank`: low-rank updates of weights, and their scales
+    adapters       what low-rank updates of weights, and their scales, do to a call
     stateless      calls without a graph
+    lora           PEFT's LoRA as such updates, and what of it stays PEFT's
     projections    whether the weight of a layer may be read, or the layer has to be called
 """

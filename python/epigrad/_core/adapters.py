@@ -1,4 +1,4 @@
-"""Low-rank updates of weights: `LowRank`, and what its scale does to a call.
+"""What low-rank updates of weights, and their scales, do to a call.
 
 The core multiplies with ``b @ a``. A scale is multiplied with `a` before a call, in the
 accumulator's dtype, and with a's gradient after it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,46 +18,11 @@ from epigrad._core.call import Call
 from epigrad._core.checks import finite, overridden
 from epigrad._core.launcher import Launcher, Tensors
 from epigrad._core.tables import OPS, is_half
-from epigrad._core.values import immutable
+from epigrad._core.values import LowRank
 from epigrad.webgpu import Array
 
 Scales = tuple[float, ...]
 """A scale for each adapter that an operation takes; none if all are 1."""
-
-
-@immutable
-class LowRank(NamedTuple):
-    """A low-rank update of a weight, as LoRA trains it beside a frozen one.
-
-    A layer with it has the weight ``weight + scale * b @ a``, which is never formed: ``input @
-    weight.T + scale * (input @ a.T) @ b.T + bias``. It is immutable and unpacks as ``a, b, scale``.
-
-    Args:
-        a: ``[r, K]`` for a weight ``[N, K]``; of groups and experts ``[E, r, K]``. Any strides. It
-            has the dtype of the call, or is float32 beside bfloat16 or float16: then it is rounded
-            for the products, and its gradient is float32. The rank r may be 0.
-        b: ``[N, r]``, or ``[E, N, r]``, likewise.
-        scale: a number, which has no gradient.
-
-    Gradients:
-        With ``grad_pre`` the gradient of the layer's preactivation: ``grad_a = scale * (grad_pre @
-        b).T @ input``, ``grad_b = scale * grad_pre.T @ (input @ a.T)``, and ``grad_input`` has the
-        term ``scale * (grad_pre @ b) @ a``.
-
-    Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685.
-
-    Examples:
-        >>> import epigrad, torch
-        >>> x, weight = torch.ones(5, 3), torch.ones(4, 3)
-        >>> a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, 2)
-        >>> out = epigrad.linear(x, weight, adapter=epigrad.LowRank(a, b, 0.5))
-        >>> torch.allclose(out, x @ (weight + 0.5 * b @ a).T)
-        True
-    """
-
-    a: Any
-    b: Any
-    scale: float = 1.0
 
 
 def operands_of(op: str, adapters: Sequence[LowRank | None]) -> tuple[tuple[Any, ...], Scales]:

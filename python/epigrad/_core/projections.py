@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,9 @@ from torch.overrides import (  # type: ignore[attr-defined]
     has_torch_function_unary,
 )
 
-from epigrad._core import tables
+from epigrad._core import lora, tables
 from epigrad._core.torch_state import constant_to_dynamo
+from epigrad._core.values import LowRank
 
 any_global_hook: Callable[[], bool] = torch_module._has_any_global_hook
 """Whether hooks on all modules are registered."""
@@ -56,6 +57,11 @@ def _is_plain(cls: type[Any]) -> bool:
 @constant_to_dynamo
 def _is_supported(dtype: torch.dtype) -> bool:
     return dtype in tables.DTYPES.values()
+
+
+@constant_to_dynamo
+def _is_lora(cls: type[Any]) -> bool:
+    return full_name(cls) == f"{lora.ROOM}.Linear"
 
 
 @constant_to_dynamo
@@ -142,19 +148,41 @@ def own_functions(*names: str) -> dict[str, Any]:
 _linear = own_functions("linear")["linear"]
 
 
+class Projection(NamedTuple):
+    """What a layer multiplies by: a weight ``[N, K]`` in the parameter's own memory."""
+
+    weight: Tensor
+    bias: Tensor | None
+    adapter: LowRank | None
+
+
 def held_back(module: nn.Module, name: str) -> str:
     """Why epigrad cannot multiply by the weight of a projection itself; empty if it can.
 
-    A wrapper of another class, as PEFT's LoRA and quantised layers are, and parameters that are no
-    plain floating-point tensors mean more than ``input @ weight.T + bias``.
+    A wrapper of another class, as quantised layers are, and parameters that are no plain
+    floating-point tensors mean more than ``input @ weight.T + bias``. PEFT's LoRA is an adapter.
     """
     layer: Any = module._modules[name]
+    if nn.functional.linear is not _linear:
+        return "a program has replaced torch.nn.functional.linear"
+    if not _is_lora(type(layer)):
+        return _why_not_read(layer, name)
+    if reason := why_called(layer) or lora.why_peft_computes(layer):
+        return f"{name} {reason}"
+    if reason := _why_not_read(layer.base_layer, name):
+        return reason
+    for key in lora.active(layer):
+        for part, low in (("a", layer.lora_A[key]), ("b", layer.lora_B[key])):
+            if reason := _why_not_read(low, f"{name}'s adapter {key}, {part}"):
+                return reason
+    return "" if lora.fits(layer, layer.base_layer.weight) else f"{name} has an adapter of another dtype"
+
+
+def _why_not_read(layer: Any, name: str) -> str:
     if not _is_projection(type(layer)):
         return f"{name} is a {class_name(layer)}"
     if reason := why_called(layer):
         return f"{name} {reason}"
-    if nn.functional.linear is not _linear:
-        return "a program has replaced torch.nn.functional.linear"
     parameters = layer._parameters
     for part in ("weight", "bias"):
         parameter = parameters.get(part)
@@ -169,9 +197,11 @@ def held_back(module: nn.Module, name: str) -> str:
     return ""
 
 
-def weight_and_bias(module: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
-    """The weight of a projection as ``[N, K]``, in the parameter's own memory, and its bias."""
+def projection(module: nn.Module, name: str) -> Projection:
+    """The operands of a layer that is not held back."""
     layer: Any = module._modules[name]
+    adapter = None
+    if _is_lora(type(layer)):
+        layer, adapter = layer.base_layer, lora.adapter_of(layer)
     weight: Tensor = layer.weight
-    bias: Tensor | None = layer.bias
-    return weight if type(layer) is nn.Linear else weight.T, bias
+    return Projection(weight if type(layer) is nn.Linear else weight.T, layer.bias, adapter)

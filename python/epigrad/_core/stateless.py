@@ -16,12 +16,13 @@ from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
 from epigrad._core import loader
-from epigrad._core.adapters import LowRank, Scales, operands_of, with_scales
+from epigrad._core.adapters import Scales, operands_of, with_scales
 from epigrad._core.call import Call
 from epigrad._core.checks import check_out, needs_mask, out_tensors, refuse_graph, refuse_negative, refuse_transforms
 from epigrad._core.launcher import DISPATCHER
 from epigrad._core.tables import OPS, row_of
 from epigrad._core.torch_state import dispatch_modes, is_traced, transforms_active
+from epigrad._core.values import LowRank
 from epigrad.webgpu import Array, Data
 
 Operands = tuple[Any, ...]

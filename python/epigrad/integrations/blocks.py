@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 
 from epigrad import errors, functional, kinds
 from epigrad._core.callables import activation_of_function, fixed
-from epigrad._core.projections import class_name, held_back, weight_and_bias, why_called
+from epigrad._core.projections import class_name, held_back, projection, why_called
 from epigrad._core.tables import GATED_KINDS
 from epigrad._core.torch_state import constant_to_dynamo
 from epigrad.integrations.layers import (
@@ -199,9 +199,17 @@ class Gated:
             gate = _layer(module, self.gate)(input)
             hidden = functional.gated_product(_layer(module, self.value)(input), gate, kind)
         else:
-            weight_value, bias_value = weight_and_bias(module, self.value)
-            weight_gate, bias_gate = weight_and_bias(module, self.gate)
-            hidden = functional.gated_linear(input, weight_value, weight_gate, bias_value, bias_gate, kind)
+            value, gated = projection(module, self.value), projection(module, self.gate)
+            hidden = functional.gated_linear(
+                input,
+                value.weight,
+                gated.weight,
+                value.bias,
+                gated.bias,
+                kind,
+                adapter_value=value.adapter,
+                adapter_gate=gated.adapter,
+            )
         if self.down is None:
             return hidden
         output: Tensor = _layer(module, self.down)(hidden)
@@ -252,8 +260,10 @@ class PackedGated:
         if self.down is None or self._apart(module, self.down):
             hidden = functional.gated_activation(_layer(module, self.up)(input), kind, gate=self.gate)
             return steps(module, self.between if self.down is None else (*self.between, self.down), hidden)
-        up, down = weight_and_bias(module, self.up), weight_and_bias(module, self.down)
-        return functional.gated_mlp(input, *up, *down, kind, gate=self.gate)
+        up, down = projection(module, self.up), projection(module, self.down)
+        return functional.gated_mlp(
+            input, *up[:2], *down[:2], kind, gate=self.gate, adapter_in=up.adapter, adapter_out=down.adapter
+        )
 
     def _apart(self, module: nn.Module, down: str) -> str:
         if self.between and (reason := _at_work(module, self.between)):
@@ -306,11 +316,12 @@ class Plain:
 
     def forward(self, module: nn.Module, input: Tensor) -> Tensor:
         name = activation_in(module, self.activation) if self.activation else self.function
-        up = weight_and_bias(module, self.up)
+        up = projection(module, self.up)
         if self.down is not None and not self._apart(module, self.down):
-            output = functional.mlp(input, *up, *weight_and_bias(module, self.down), name)
+            down = projection(module, self.down)
+            output = functional.mlp(input, *up[:2], *down[:2], name, adapter1=up.adapter, adapter2=down.adapter)
         else:
-            output = functional.linear(input, *up, name)
+            output = functional.linear(input, up.weight, up.bias, name, adapter=up.adapter)
             output = steps(module, self.between if self.down is None else (*self.between, self.down), output)
         return steps(module, self.after, output) if self.after else output
 

@@ -7,10 +7,12 @@ this configuration. Importing this registers ``"epigrad"`` once transformers is 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,9 +20,11 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from epigrad import errors, functional
+from epigrad._core import lora
 from epigrad._core.projections import class_name, why_called
 from epigrad._core.tables import DTYPES, is_half
 from epigrad._core.torch_state import autocasts, constant_to_dynamo
+from epigrad._core.values import LowRank
 from epigrad.integrations.blocks import activation_in, activation_obstacle
 from epigrad.integrations.gates import form_of
 from epigrad.kinds import Activation, Gated
@@ -35,6 +39,8 @@ _BEFORE = "epigrad_experts_before"
 """The attribute of a patched module that has its former implementation."""
 _REGISTRATION = "epigrad_experts"
 """What a module that epigrad computes holds, so that its pickle names epigrad."""
+_ADAPTERS = "epigrad_experts_adapters"
+"""The attribute of a module that has the adapters of a call, by the names of their parameters."""
 
 
 def register_experts() -> None:
@@ -128,10 +134,12 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
         if scale.dtype != torch.float32 or weight_in.dtype == torch.float64:
             scale = scale.to(weight_in.dtype)
     parameters = (weight_in, bias_in, weight_out, bias_out)
+    given = self.__dict__.get(_ADAPTERS, {})
+    adapters = {"adapter_in": given.get(_up(self)), "adapter_out": given.get("down_proj")}
     if getattr(self, "has_post_expert_norm", False):
-        out = _normed(self, input, index, scale, *parameters, kind, gate)
+        out = _normed(self, input, index, scale, *parameters, kind, gate, **adapters)
     else:
-        out = functional.experts(input, index, scale, *parameters, kind, gate=gate)
+        out = functional.experts(input, index, scale, *parameters, kind, gate=gate, **adapters)
     out = out.to(hidden_states.dtype)
     return out if hidden_states.dim() == 2 else out.view(hidden_states.shape)
 
@@ -205,9 +213,14 @@ def _new_flags() -> tuple[tuple[str, Any], ...]:
 _flags: list[tuple[tuple[str, Any], ...]] = []
 
 
+def _up(module: nn.Module) -> str:
+    """The parameter of the first products."""
+    return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
+
+
 def _parameters(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """The parameters as `epigrad.experts` takes them, in their own memory."""
-    up = "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
+    up = _up(module)
     weight_in: Tensor = getattr(module, up)
     weight_out: Tensor = module.down_proj
     if module.is_transposed:
@@ -228,6 +241,8 @@ def _normed(
     bias_out: Tensor | None,
     kind: Any,
     gate: str,
+    adapter_in: LowRank | None,
+    adapter_out: LowRank | None,
 ) -> Tensor:
     """Experts with a norm of the model's after each: the products apart, and the rest in PyTorch.
 
@@ -240,16 +255,71 @@ def _normed(
     nothing = (expert == count).unsqueeze(-1)
     rows = input[order // index.shape[1]]
     if module.has_gate:
-        hidden = functional.grouped_linear(rows, weight_in, bias_in, offsets=offsets)
+        hidden = functional.grouped_linear(rows, weight_in, bias_in, offsets=offsets, adapter=adapter_in)
         hidden = functional.gated_activation(hidden, kind, gate=gate)
     else:
-        hidden = functional.grouped_linear(rows, weight_in, bias_in, kind, offsets=offsets)
-    out = functional.grouped_linear(hidden, weight_out, bias_out, offsets=offsets)
+        hidden = functional.grouped_linear(rows, weight_in, bias_in, kind, offsets=offsets, adapter=adapter_in)
+    out = functional.grouped_linear(hidden, weight_out, bias_out, offsets=offsets, adapter=adapter_out)
     # Ones for empty slots, since the norm of zeros may be NaN.
     out = module.post_expert_norm(out.masked_fill(nothing, 1))
     out = (out * scale.flatten()[order].unsqueeze(-1)).masked_fill(nothing, 0)
     summed: Tensor = out[order.argsort()].unflatten(0, index.shape).sum(1)
     return summed
+
+
+# --- PEFT's adapters of parameters ----------------------------------------------------------------
+
+
+def _at_import_of_peft() -> None:
+    """Let PEFT's wrapper of a parameter hand its adapter to experts that epigrad computes.
+
+    Its own way registers a parametrization, which forms a tensor of the weight's size in each call.
+    """
+    wrapper = sys.modules[lora.ROOM].__dict__.get("ParamWrapper")
+    own: Any = getattr(wrapper, "_activate_lora", None)
+    if wrapper is None or own is None:
+        return
+
+    @functools.wraps(own)
+    def activate(self: Any, active_adapters: list[str]) -> AbstractContextManager[None]:
+        experts = self.get_base_layer()
+        adapter = _adapter_of(self, experts)
+        context: AbstractContextManager[None] = (
+            own(self, active_adapters) if adapter is None else _handed(experts, self.parameter_name, adapter)
+        )
+        return context
+
+    wrapper._activate_lora = activate
+
+
+def _adapter_of(wrapper: Any, experts: Any) -> LowRank | None:
+    """The adapter of a parameter of experts; None if epigrad does not compute them with it."""
+    moe = sys.modules.get(_ROOM)
+    if moe is None or not _dispatches(getattr(type(experts), "forward", None), moe):
+        return None
+    if experts.config._experts_implementation != NAME or wrapper.parameter_name not in (_up(experts), "down_proj"):
+        return None
+    adapter = lora.adapter_of(wrapper)
+    if adapter is None or wrapper.num_experts == 1 or lora.why_peft_computes(wrapper):
+        return None
+    if not lora.fits(wrapper, wrapper.get_param()):
+        return None
+    # PEFT packs a's rows expert by expert, and b's columns number by number of the rank.
+    a = adapter.a.unflatten(0, (wrapper.num_experts, -1))
+    b = adapter.b.unflatten(1, (-1, wrapper.num_experts)).permute(2, 0, 1)
+    return LowRank(a, b, adapter.scale)
+
+
+@contextmanager
+def _handed(experts: nn.Module, name: str, adapter: LowRank) -> Iterator[None]:
+    others = experts.__dict__.get(_ADAPTERS, {})
+    experts.__dict__[_ADAPTERS] = others | {name: adapter}
+    try:
+        yield
+    finally:
+        experts.__dict__[_ADAPTERS] = others
+        if not others:
+            del experts.__dict__[_ADAPTERS]
 
 
 # --- `patch` of experts ---------------------------------------------------------------------------
@@ -370,3 +440,4 @@ def _without_fast_kernels(weight: Tensor) -> str:
 
 
 after_import(_ROOM, _at_import)
+after_import(lora.ROOM, _at_import_of_peft)

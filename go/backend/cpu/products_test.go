@@ -193,7 +193,8 @@ func TestBlocksHaveTheBitsOfTheirParts(t *testing.T) {
 func TestPairsAreOneSum(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
 		random := rand.New(rand.NewPCG(55, 89))
-		const cut = 512 // where the kernels, too, begin a part of the depth: all depths here have parts of 64
+		// Where the kernels, too, begin a part of the depth: all depths here have parts of 64.
+		const cut = 512
 		for turn, size := range [][3]int64{{5, 7, 525}, {37, 41, 900}, {1125, 3, cut}, {2, 1030, 1000}} {
 			for _, dt := range dtype.All() {
 				left := matrixOf(dt, size[0], size[2], turn%2 == 1, 0).fill(random.NormFloat64)

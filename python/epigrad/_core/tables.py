@@ -6,7 +6,6 @@ The core checks names and parameters again: C and Go call it too.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -255,7 +254,6 @@ def row_of(op: str, count: int) -> Operation:
     return row if count <= len(row.inputs) or row.adapted is None else row.adapted
 
 
-@functools.cache
 def backward_row(op: str, count: int) -> Operation:
     """The row of the gradients of a call with so many tensors."""
     row = OPS[f"{op}_backward"]

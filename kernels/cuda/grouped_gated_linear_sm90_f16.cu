@@ -1,4 +1,4 @@
-#include "instances_grouped_sm90.cuh"
+#include "instances_sm90.cuh"
 
 GROUPED_GATED_LINEAR_SM90(Gated, swish, f16, nt, halves)
 GROUPED_GATED_LINEAR_SM90(Gated, gelu_tanh, f16, nt, halves)

@@ -1,4 +1,4 @@
-#include "instances_grouped_sm90.cuh"
+#include "instances_sm90.cuh"
 
 GROUPED_GATED_HIDDEN_BACKWARD_SM90(GatedSloped, swish, f16, nn, halves)
 GROUPED_GATED_HIDDEN_BACKWARD_SM90(GatedSloped, gelu_tanh, f16, nn, halves)

@@ -1,4 +1,4 @@
-#include "instances_grouped_sm90.cuh"
+#include "instances_sm90.cuh"
 
 GROUPED_LINEAR_SM90(Linear, none, bf16, nt)
 GROUPED_LINEAR_SM90(Linear, none, bf16, nn)

@@ -1,4 +1,4 @@
-// What is left of the sums along columns of grouped_sm90.cuh's products.
+// What is left of the sums along columns of product_sm90.cuh's products.
 //
 //   grouped_column_sums_sm90_<dtype>   sums[e, c] (+)= sum of parts[i, c] over the tiles i of
 //                                      group e, in order; 0 where there are none
@@ -6,9 +6,9 @@
 // Sums are in float, and are rounded once, to the dtype of the result. Tiles are counted as
 // make_tables counts them: a group of n rows has ceil(n / 192), and they lie in the order of
 // groups.
-#include "grouped_tiles_sm90.cuh"
+#include "tiles_sm90.cuh"
 
-namespace epigrad::sm90::grouped {
+namespace epigrad::sm90 {
 
 constexpr int columns_threads = 128;
 
@@ -25,7 +25,7 @@ template <class Storage>
 EPG_INLINE void add_tiles(const ColumnSums &p) {
   __shared__ int32_t before[columns_threads / 32];
   const int group = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
-  const auto tiles_of = [&](int e) { return up(__ldg(p.ends + e) - (e > 0 ? __ldg(p.ends + e - 1) : 0), tile_right); };
+  const auto tiles_of = [&](int e) { return up(__ldg(p.ends + e) - (e > 0 ? __ldg(p.ends + e - 1) : 0), group_tile); };
   int tiles = 0;
   for (int e = thread; e < group; e += columns_threads) tiles += tiles_of(e);
 #pragma unroll
@@ -43,12 +43,12 @@ EPG_INLINE void add_tiles(const ColumnSums &p) {
   Storage::store(to, p.accumulate ? Storage::reload(to) + sum : sum);
 }
 
-}  // namespace epigrad::sm90::grouped
+}  // namespace epigrad::sm90
 
-#define GROUPED_COLUMN_SUMS_SM90(dtype)                                                                \
-  extern "C" __global__ void __launch_bounds__(epigrad::sm90::grouped::columns_threads)                \
-      grouped_column_sums_sm90_##dtype(const __grid_constant__ epigrad::sm90::grouped::ColumnSums p) { \
-    epigrad::sm90::grouped::add_tiles<epigrad::dtype>(p);                                              \
+#define GROUPED_COLUMN_SUMS_SM90(dtype)                                                       \
+  extern "C" __global__ void __launch_bounds__(epigrad::sm90::columns_threads)                \
+      grouped_column_sums_sm90_##dtype(const __grid_constant__ epigrad::sm90::ColumnSums p) { \
+    epigrad::sm90::add_tiles<epigrad::dtype>(p);                                              \
   }
 GROUPED_COLUMN_SUMS_SM90(bf16)
 GROUPED_COLUMN_SUMS_SM90(f16)

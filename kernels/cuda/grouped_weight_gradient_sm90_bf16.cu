@@ -1,3 +1,3 @@
-#include "instances_grouped_sm90.cuh"
+#include "instances_sm90.cuh"
 
 GROUPED_WEIGHT_GRADIENT_SM90(bf16)

@@ -1,115 +1,39 @@
-// A product and its epilogue in one kernel, for Hopper:
+// Products and their epilogues in one kernel, for Hopper. There are two kinds:
 //
-//   result = epilogue(left right),  left [rows, depth],  right [depth, columns]
+//   rows    result[r, n] = epilogue(sum over pairs and k of x[r, k] weight[e, n, k]),
+//           r a row of group e
+//   depth   result[e, m, n] = sum over the rows r of group e of a[r, m] b[r, n]
 //
-// in half types, with sums in float. A gated result is of two right operands, the value's and the
-// gate's: a tile has the same columns of both. One block runs on each processor and walks over
-// tiles of the result. It has three groups of four warps:
+// in half types, with sums in float. Rows are sorted by group (expert), and ends[e] is where those
+// of group e end; a dense layer is one group. The device alone knows the rows of a group, so one
+// block runs on each processor, and finds its tiles from the ends. It has three groups of four
+// warps:
 //
-//   loaders      one thread copies tiles of the operands into a ring of stages, and one for each
-//                consumer the boxes that its epilogue reads
-//   consumers    two groups, which take tiles in turns: while one multiplies, the other one has its
-//                epilogue, whose arithmetic and memory so cost little beside the products
+//   loader      one thread copies tiles of the operands into a ring of stages; the other warps of
+//               its group have nothing to do
+//   consumers   two groups, which take tiles in turns: while one multiplies, the other one has its
+//               epilogue
 //
-// An epilogue's results leave by way of shared memory, in boxes of 64 x 64 elements, which the copy
-// engine writes while the next tile is multiplied.
+// The left operand has 128 rows of a tile, the right one up to 192. Of the first kind the left one
+// is the weight and the right one x, so that sums are transposed: 128 columns of the result by up
+// to 192 rows. A product of wgmma has any multiple of 16 of those, so that few rows of groups are
+// for nothing, and the tiles of a group have nearly equal widths.
 //
-// Each result element is formed by one thread, in the order of the depth: neither the number of
+// Rows are copied through ragged maps, which end where a tile or a group ends: what lies beyond is
+// read as zeros, and not written. So is what lies beyond the depth of one group's weight.
+//
+// An epilogue's results leave by way of shared memory, in boxes that the copy engine writes. A slot
+// has the boxes of all outputs, which the inputs arrive in, some boxes ahead; its first warps move
+// one of them each.
+//
+// Each result element is formed by one thread, in the order of the depth. Neither the number of
 // processors nor neighbours change its bits.
-//
-// An epilogue is a struct with
-//
-//   rights                the right operands, each of which gives a sum
-//   inputs, outputs       the tensors of the result's shape that it reads, and the most that it
-//                         writes: a run may want fewer
-//   biased                whether biases are added to the sums
-//   adds_columns          whether it gives numbers to be added up along columns
-//   apply(p, ...) from two neighbours of a row: the pairs of outputs as they are stored, and
-//                         the numbers to be added up
-//
-// Inputs arrive in the slots that the outputs leave from, some boxes ahead.
-// A tile's column sums go to the workspace, and are added up by another kernel (reduce.cuh).
 #pragma once
 
-#include "gate.cuh"
-#include "sm90.cuh"
+#include "epilogues_sm90.cuh"
+#include "tiles_sm90.cuh"
 
 namespace epigrad::sm90 {
-
-constexpr int most_rights = 2, most_inputs = 2, most_outputs = 3;
-constexpr int group_threads = 128, consumers = 2, threads = (1 + consumers) * group_threads;
-
-// ProductParameters are the kernel's. go/backend/cuda/sm90.go says what boxes the maps have. An
-// output that is not wanted has no map.
-struct ProductParameters {
-  TensorMap left, rights[most_rights], inputs[most_inputs], outputs[most_outputs];
-  const void *biases[most_rights];     // [columns], or null
-  float *column_sums;                  // [tiles_down, columns], or null
-  double parameters[most_parameters];  // of the formula
-  int32_t depth, columns;
-  int32_t tiles_down, tiles_across;
-  int32_t band;     // tiles are walked in bands of so many rows of tiles
-  uint32_t wanted;  // bit i: output i
-};
-static_assert(sizeof(ProductParameters) == 1152, "go/backend/cuda has the same layout");
-
-// Pairs are two neighbours of a row as they lie in memory.
-template <class Storage>
-EPG_INLINE uint32_t pair_of(float first, float second);
-template <>
-EPG_INLINE uint32_t pair_of<bf16>(float first, float second) {
-  return pack_bf16(first, second);
-}
-template <>
-EPG_INLINE uint32_t pair_of<f16>(float first, float second) {
-  return pack_f16(first, second);
-}
-template <class Storage>
-EPG_INLINE float2 numbers_of(uint32_t pair);
-template <>
-EPG_INLINE float2 numbers_of<bf16>(uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-template <>
-EPG_INLINE float2 numbers_of<f16>(uint32_t pair) {
-  return make_float2(unpack_f16(static_cast<uint16_t>(pair)), unpack_f16(static_cast<uint16_t>(pair >> 16)));
-}
-
-// How a right operand lies: its depth is contiguous, or its columns are.
-constexpr bool nt = false, nn = true;
-
-// Product is a kernel; `across` is nt or nn.
-template <class Storage_, int columns_, bool across_, class Epilogue_>
-struct Product {
-  using Storage = Storage_;
-  using Epilogue = Epilogue_;
-  static constexpr bool across = across_;
-  // of a tile
-  static constexpr int rows = 128, columns = columns_, depth = 64;
-  // of the result, where each right operand has as many
-  static constexpr int rights = Epilogue::rights, result_columns = columns / rights;
-  // 64 rows at a time are multiplied, and stored by 64 columns
-  static constexpr int blocks = rows / 64, boxes = blocks * (result_columns / 64);
-  static constexpr int box_bytes = 64 * 64 * 2, slot_bytes = Epilogue::outputs * box_bytes;
-  static_assert(Epilogue::inputs <= Epilogue::outputs, "inputs lie where outputs will");
-  static constexpr int left_bytes = rows * depth * 2, right_bytes = columns * depth * 2, stage_bytes = left_bytes + right_bytes;
-  // the bias, or the warps' column sums of a box
-  static constexpr int row_bytes = Epilogue::adds_columns ? 4 * 64 * 4 : columns * 2;
-
-  // Shared memory: stages, then each consumer's slots for boxes that leave, its row, and barriers.
-  static constexpr int most_shared = 227 * 1024;
-  // Inputs need room for three boxes, one that is read, one that leaves, and one that arrives, and
-  // a gated tile for both of its boxes.
-  static constexpr int stages = columns == 192 || Epilogue::inputs > 0 || rights > 1 ? 4 : 5;
-  static constexpr int slots_at = stages * stage_bytes;
-  static constexpr int fitting = (most_shared - 256 - slots_at - consumers * row_bytes) / (consumers * slot_bytes);
-  static constexpr int slots = fitting < boxes ? fitting : boxes;
-  static constexpr int row_at = slots_at + consumers * slots * slot_bytes;
-  static constexpr int full_at = row_at + consumers * row_bytes, empty_at = full_at + 8 * stages;
-  static constexpr int arrived_at = empty_at + 8 * stages, left_at = arrived_at + 8 * consumers * slots;
-  static constexpr int shared_bytes = left_at + 8 * consumers * slots;
-  static_assert(slots > (Epilogue::inputs > 0) && shared_bytes <= most_shared && slots_at % 1024 == 0);
-};
 
 // Place walks over a ring of stages.
 template <int stages>
@@ -124,56 +48,38 @@ struct Place {
   }
 };
 
-// origin is a tile's first row and column. Bands of tiles keep what they share in the cache.
+// load_operands copies all tiles of the operands.
 template <class P>
-EPG_INLINE void origin(const ProductParameters &p, int tile, int &row, int &column) {
-  const int in_band = p.band * p.tiles_across, first = tile / in_band * p.band;
-  const int height = min(p.band, p.tiles_down - first), rest = tile % in_band;
-  row = (first + rest % height) * P::rows;
-  column = rest / height * P::result_columns;
-}
-
-template <class P>
-EPG_INLINE void load_tiles(const ProductParameters &p, uint32_t shared) {
+EPG_INLINE void load_operands(const ProductParameters &p, uint32_t shared, const uint8_t *memory) {
+  using Shared = typename P::Shared;
   Place<P::stages> place;
-  const int tiles = p.tiles_down * p.tiles_across, steps = (p.depth + P::depth - 1) / P::depth;
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    int row, column;
-    origin<P>(p, tile, row, column);
-    for (int step = 0; step < steps; step++, place.next()) {
-      const uint32_t full = shared + P::full_at + 8 * place.stage;
-      const uint32_t left = shared + place.stage * P::stage_bytes, right = left + P::left_bytes;
-      barrier_wait(shared + P::empty_at + 8 * place.stage, ~place.round & 1);
-      barrier_announce(full, P::stage_bytes);
-      load_box(&p.left, left, full, row, step * P::depth);
-      if constexpr (P::across) {
+  [[maybe_unused]] const int of_first = up(p.depths[0], tile_depth);
+  for (Walk<P> walk(p, memory); walk.more(); walk.next()) {
+    const Tile t = walk.tile();
+    const int blocks = up(t.width, 64);
+    for (int step = 0; step < t.steps; step++, place.next()) {
+      const uint32_t full = shared + Shared::full_at + 8 * place.stage;
+      const uint32_t left = shared + place.stage * Shared::stage_bytes, right = left + left_bytes;
+      barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
+      barrier_announce(full, left_bytes + blocks * block_bytes);
+      if constexpr (P::of_rows) {
+        using Epilogue = typename P::Epilogue;
+        constexpr bool halves = Epilogue::rights == 2 && !Epilogue::interleaved;
+        const int pair = step >= of_first, depth = (step - pair * of_first) * tile_depth;
+        const int first = Epilogue::rights == 2 && Epilogue::interleaved ? 2 * t.left : t.left;
 #pragma unroll
-        for (int i = 0; i < P::columns; i += 64)
-          load_box(&p.rights[i / P::result_columns], right + i * 128, full, step * P::depth, column + i % P::result_columns);
+        for (int i = 0; i < 2; i++) {
+          const TensorMap *map = &p.left[pair][halves ? i : 0];
+          const int column = halves ? first : first + 64 * i;
+          load_box(map, left + i * block_bytes, full, P::across_left ? depth : column, P::across_left ? column : depth, t.group);
+        }
+        for (int i = 0; i < blocks; i++) load_ragged_box(&p.right[pair], right + i * block_bytes, full, t.right + 64 * i, depth, t.end);
       } else {
+        const int row = t.begin + step * tile_depth;
 #pragma unroll
-        for (int i = 0; i < P::rights; i++) load_box(&p.rights[i], right + i * P::result_columns * 128, full, column, step * P::depth);
+        for (int i = 0; i < 2; i++) load_ragged_box(&p.left[0][0], left + i * block_bytes, full, row, t.left + 64 * i, t.end);
+        for (int i = 0; i < blocks; i++) load_ragged_box(&p.right[0], right + i * block_bytes, full, row, t.right + 64 * i, t.end);
       }
-    }
-  }
-}
-
-// load_inputs copies what a consumer's epilogue reads, in the order of its tiles and their boxes.
-template <class P>
-EPG_INLINE void load_inputs(const ProductParameters &p, uint32_t shared, int group) {
-  Place<P::slots> slot;
-  const int tiles = p.tiles_down * p.tiles_across;
-  for (int tile = blockIdx.x + group * gridDim.x; tile < tiles; tile += consumers * gridDim.x) {
-    int row, column;
-    origin<P>(p, tile, row, column);
-    for (int box = 0; box < P::boxes; box++, slot.next()) {
-      const int number = group * P::slots + slot.stage;
-      const uint32_t arrived = shared + P::arrived_at + 8 * number;
-      barrier_wait(shared + P::left_at + 8 * number, ~slot.round & 1);
-      barrier_announce(arrived, P::Epilogue::inputs * P::box_bytes);
-      for (int i = 0; i < P::Epilogue::inputs; i++)
-        load_box(&p.inputs[i], shared + P::slots_at + number * P::slot_bytes + i * P::box_bytes, arrived, row + box % P::blocks * 64,
-                 column + box / P::blocks * 64);
     }
   }
 }
@@ -182,286 +88,541 @@ EPG_INLINE void load_inputs(const ProductParameters &p, uint32_t shared, int gro
 template <class P>
 struct Consumer {
   using Storage = typename P::Storage;
-  using Epilogue = typename P::Epilogue;
+  using Shared = typename P::Shared;
+  static constexpr int tile_right = P::tile_right, stages = P::stages, slots = Shared::slots, lag = Shared::lag;
+  using Sums = float[2][tile_right / 2];
   const ProductParameters &p;
+  uint8_t *const memory;
   const uint32_t shared;
-  uint8_t *const own_row;
   const int group, thread = threadIdx.x % group_threads, warp = thread / 32, lane = thread % 32;
-  Place<P::stages> place;
-  Place<P::slots> slot;
+  Walk<P> walk;
+  Place<stages> place;
+  Place<slots> slot;
 
-  EPG_INLINE Consumer(const ProductParameters &parameters, uint8_t *memory, int number)
-      : p(parameters), shared(shared_address(memory)), own_row(memory + P::row_at + number * P::row_bytes), group(number) {}
-
-  EPG_INLINE uint32_t slot_at(int i) const { return shared + P::slots_at + (group * P::slots + i) * P::slot_bytes; }
-  EPG_INLINE uint32_t arrived_at(int i) const { return shared + P::arrived_at + 8 * (group * P::slots + i); }
-  EPG_INLINE uint32_t left_at(int i) const { return shared + P::left_at + 8 * (group * P::slots + i); }
+  EPG_INLINE Consumer(const ProductParameters &parameters, uint8_t *bytes, int number)
+      : p(parameters), memory(bytes), shared(shared_address(bytes)), group(number), walk(parameters, bytes) {}
 
   // Named barriers: of the group, and for the turn to multiply.
   EPG_INLINE void meet_group() const { meet(1 + group, group_threads); }
   EPG_INLINE void wait_for_turn() const { meet(3 + group, consumers * group_threads); }
   EPG_INLINE void give_turn() const { leave(3 + (group ^ 1), consumers * group_threads); }
 
-  // The biases come while the tile is multiplied.
-  EPG_INLINE void load_biases(int column) {
-    if (thread >= P::columns / 2) return;
-    column += 2 * thread % P::result_columns;  // the number of columns is even
-    const uint32_t *bias = static_cast<const uint32_t *>(p.biases[P::rights == 1 ? 0 : 2 * thread / P::result_columns]);
-    reinterpret_cast<uint32_t *>(own_row)[thread] = bias && column < p.columns ? __ldg(bias + column / 2) : 0;
+  // The first lane of warp i moves box i of all slots: what the epilogue reads comes where what it
+  // leaves will lie. Copies of one thread are in order, so that a box is free for those after it.
+  EPG_INLINE bool reads() const { return P::inputs > 0 && (P::of_rows || p.accumulate); }
+  EPG_INLINE uint32_t slot_at() const { return slot_at(slot.stage); }
+  EPG_INLINE uint32_t slot_at(int stage) const { return shared + Shared::slots_at + (group * slots + stage) * Shared::slot_bytes; }
+  EPG_INLINE uint32_t ready_at(int stage) const { return shared + Shared::ready_at + 8 * (group * slots + stage); }
+
+  // prepare_slot has box n of a tile come to a slot, if there is one.
+  EPG_INLINE void prepare_slot(const Tile &t, int n, int stage) const {
+    const int along = n / P::sets * P::box_step, set = n % P::sets;
+    if (along >= t.width) return;
+    const uint32_t to = slot_at(stage) + warp * P::box_bytes, ready = ready_at(stage);
+    barrier_announce(ready, P::box_bytes);
+    if constexpr (P::of_rows) {
+      const int column = t.left + 64 * set;
+      constexpr bool interleaved = P::Epilogue::interleaved;
+      load_ragged_box_once(&p.inputs[interleaved ? 0 : warp], to, ready, t.right + along, interleaved ? 2 * column + 64 * warp : column, t.right + t.width,
+                           evict_first());
+    } else {
+      load_box(&p.outputs[0], to, ready, row_of(t, along, set), column_of(t, along, set), t.group);
+    }
   }
+  // begin_boxes has a tile's first boxes come, once the last tile's have left.
+  EPG_INLINE void begin_boxes(const Tile &t) {
+    if (!reads() || lane > 0 || warp >= P::inputs) return;
+    stores_have_read<0>();
+#pragma unroll 1
+    for (int n = 0; n < slots; n++) prepare_slot(t, n, (slot.stage + n) % slots);
+  }
+  EPG_INLINE void wait_for_slot() const {
+    if (reads()) barrier_wait(ready_at(slot.stage), slot.round & 1);
+  }
+  // leave_slot has the next box leave once all warps have written theirs, and the slot of the box
+  // that left `lag` before it take one more. All then know that this slot is free.
+  EPG_INLINE void leave_slot(const Tile &t, int along, int set) {
+    const bool moves = lane == 0 && warp < P::outputs;
+    const int n = along / P::box_step * P::sets + set;
+    show_to_copies();
+    if (moves) stores_have_read<lag - 1>();
+    meet_group();
+    if (moves) {
+      const uint32_t from = slot_at(slot.stage) + warp * P::box_bytes;
+      if constexpr (P::of_rows) {
+        using Epilogue = typename P::Epilogue;
+        const int output = Epilogue::output_of(warp);
+        if (p.wanted >> output & 1)
+          store_ragged_box(&p.outputs[output], from, t.right + along, Epilogue::column_of(warp, t.left + 64 * set), t.right + t.width);
+      } else {
+        store_box(&p.outputs[0], from, row_of(t, along, set), column_of(t, along, set), t.group);
+      }
+      end_stores();
+      if (reads() && warp < P::inputs && n >= lag) prepare_slot(t, n - lag + slots, (slot.stage + slots - lag) % slots);
+    }
+    slot.next();
+  }
+  // Where a box of the depth kind lies.
+  EPG_INLINE static int row_of(const Tile &t, int along, int set) { return P::turned ? t.right + along : t.left + 64 * set; }
+  EPG_INLINE static int column_of(const Tile &t, int along, int set) { return P::turned ? t.left + 64 * set : t.right + along; }
 
   EPG_INLINE void release(int stage) const {
-    if (thread == 0) barrier_arrive(shared + P::empty_at + 8 * stage);
+    if (thread == 0) barrier_arrive(shared + Shared::empty_at + 8 * stage);
   }
 
-  EPG_INLINE void multiply_tile(float (&sums)[P::blocks][P::columns / 2], int steps, bool others) {
-    int before = 0;
-    for (int step = 0; step < steps; step++, place.next()) {
-      barrier_wait(shared + P::full_at + 8 * place.stage, place.round & 1);
-      const uint32_t at = shared + place.stage * P::stage_bytes;
-      const uint32_t left = operand<false>(at), right = operand<P::across>(at + P::left_bytes);
-      constexpr int further = P::across ? 16 * 128 : 16 * 2;  // bytes to the next 16 of the depth
-      begin_products();
+  // multiply_stage multiplies `parts` times 16 of the depth.
+  template <int width, int parts>
+  EPG_INLINE void multiply_stage(Sums &sums, int add) {
+    barrier_wait(shared + Shared::full_at + 8 * place.stage, place.round & 1);
+    const uint32_t at = shared + place.stage * Shared::stage_bytes;
+    const uint32_t left = operand<P::across_left>(at), right = operand<P::across_right>(at + left_bytes);
+    constexpr int left_further = P::across_left ? 16 * 128 : 16 * 2, right_further = P::across_right ? 16 * 128 : 16 * 2;
+    begin_products();
 #pragma unroll
-      for (int k = 0; k < P::depth / 16; k++)
+    for (int k = 0; k < parts; k++)
 #pragma unroll
-        for (int block = 0; block < P::blocks; block++)
-          multiply<Storage, P::columns, P::across>(sums[block], left + ((block * 64 * P::depth * 2 + k * 32) >> 4), right + (k * further >> 4),
-                                                   k > 0 ? 1 : step);
-      end_products();
-      if (step > 0) {  // what was begun before has read its stage
-        products_are_done<1>();
-        release(before);
+      for (int block = 0; block < 2; block++)
+        multiply<Storage, width, P::across_left, P::across_right>(sums[block], left + ((block * block_bytes + k * left_further) >> 4),
+                                                                  right + (k * right_further >> 4), k > 0 ? 1 : add);
+    end_products();
+    if (add > 0) {  // what was begun before has read its stage
+      products_are_done<1>();
+      release((place.stage + stages - 1) % stages);
+    }
+    place.next();
+  }
+
+  template <int width>
+  EPG_INLINE void multiply_tile(Sums &sums, const Tile &t, bool others) {
+    // A short last step comes after the loop: another path in it would cost a quarter of the speed.
+    const bool is_short = !P::of_rows && t.last < 4;
+    const int whole = is_short ? t.steps - 1 : t.steps;
+    for (int step = 0; step < whole; step++) multiply_stage<width, 4>(sums, step);
+    if constexpr (!P::of_rows) {
+      if (is_short) {
+        if (t.last == 1) {
+          multiply_stage<width, 1>(sums, whole);
+        } else if (t.last == 2) {
+          multiply_stage<width, 2>(sums, whole);
+        } else {
+          multiply_stage<width, 3>(sums, whole);
+        }
       }
-      before = place.stage;
     }
     if (others) give_turn();
     products_are_done<0>();
-    release(before);
+    release((place.stage + stages - 1) % stages);
     // no read of a sum moves up to before it is there
 #pragma unroll
-    for (int block = 0; block < P::blocks; block++)
+    for (int block = 0; block < 2; block++)
 #pragma unroll
-      for (int i = 0; i < P::columns / 2; i++) asm volatile("" : "+f"(sums[block][i])::"memory");
+      for (int i = 0; i < tile_right / 2; i++) asm volatile("" : "+f"(sums[block][i])::"memory");
   }
 
-  // Of a box, this thread has 2 columns in each of 8 groups of 8, and 2 rows, as multiply says.
-  EPG_INLINE void store_tile(float (&sums)[P::blocks][P::columns / 2], int row, int column) {
-    const Parameters<float> parameters(p.parameters);
-    const uint32_t line = warp * 16 + lane % 16, swizzle = line % 8, right_half = lane / 16;
-    const uint32_t *bias = reinterpret_cast<const uint32_t *>(own_row);
-    float added[16];  // its part of the box's columns
-#pragma unroll
-    for (int box = 0; box < P::boxes; box++) {
-      const int block = box % P::blocks, box_column = box / P::blocks * 64;
-      const uint32_t at = slot_at(slot.stage) + line * 128;
-      if constexpr (Epilogue::inputs > 0) {
-        barrier_wait(arrived_at(slot.stage), slot.round & 1);  // so the slot was free
-      } else {
-        if (thread == 0) stores_have_read<P::slots - 1>();
-        meet_group();  // the slot is free, and the bias is there
+  // multiply_columns multiplies as many columns as a tile has, in steps.
+  template <int width>
+  EPG_INLINE void multiply_columns(Sums &sums, const Tile &t, bool others) {
+    if constexpr (width > P::step) {
+      if (t.width <= width - P::step) {
+        multiply_columns<width - P::step>(sums, t, others);
+        return;
       }
+    }
+    multiply_tile<width>(sums, t, others);
+  }
+
+  EPG_INLINE float *scales() const { return reinterpret_cast<float *>(memory + Shared::scales_at + group * Shared::scale_bytes); }
+
+  // Of the biases, this thread has those of its rows of the sums.
+  EPG_INLINE void load_biases(const Tile &t, float (&biases)[2][2]) const {
+    using Epilogue = typename P::Epilogue;
+    constexpr bool halves = Epilogue::rights == 2 && !Epilogue::interleaved;
+    constexpr int times = Epilogue::rights == 2 && Epilogue::interleaved ? 2 : 1;
+    const int first = times * t.left, columns = times * p.columns;
 #pragma unroll
-      for (int sixteen = 0; sixteen < 4; sixteen++) {
-        const uint32_t place_at = ((2 * sixteen + right_half) ^ swizzle) << 4;
+    for (int block = 0; block < 2; block++) {
+      const Storage *bias = static_cast<const Storage *>(p.biases[halves ? block : 0]);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int column = first + (halves ? 0 : 64 * block) + 16 * warp + 8 * i + lane / 4;
+        biases[block][i] = bias && column < columns ? Storage::load(bias + static_cast<int64_t>(t.group) * p.bias_stride + column) : 0;
+      }
+    }
+  }
+
+  // store_rows is the epilogue of the rows kind.
+  template <class Formula, bool adds_columns>
+  EPG_INLINE void store_rows(Sums &sums, const Tile &t, const float (&biases)[2][2]) {
+    using Epilogue = typename P::Epilogue;
+    [[maybe_unused]] float added[P::sets][2][Epilogue::sums] = {};  // its part of the columns
+#pragma unroll
+    for (int strip = 0; strip < tile_right; strip += P::strip_rows) {
+      if (strip >= t.width) break;
+      if constexpr (P::moves_sums) {
+        const int end = min(strip + P::strip_rows, t.width);
+#pragma unroll 1
+        for (int first = strip; first < end; first += P::box_rows) {
+          store_boxes<Formula, adds_columns>(sums, t, biases, added, strip, first);
+          // The next boxes' sums come to where these ones' were.
+#pragma unroll
+          for (int block = 0; block < 2; block++)
+#pragma unroll
+            for (int i = strip / 2; i < (strip + P::strip_rows - P::box_rows) / 2; i++) sums[block][i] = sums[block][i + P::box_rows / 2];
+        }
+      } else {
+        store_boxes<Formula, adds_columns>(sums, t, biases, added, strip, strip);
+      }
+    }
+    if constexpr (adds_columns) {
+      if (p.column_sums) add_rows_of_columns(added, t);
+    }
+  }
+
+  // store_boxes does the boxes of some rows, whose sums are those of the rows from `from` on. The
+  // lane of sum 4 i + j has column 16 warp + lane / 4 + 8 (j / 2) of 64, and row
+  // 8 i + 2 (lane % 4) + j % 2.
+  template <class Formula, bool adds_columns, int columns>
+  EPG_INLINE void store_boxes(Sums &sums, const Tile &t, const float (&biases)[2][2], [[maybe_unused]] float (&added)[P::sets][2][columns], int from,
+                              int first) {
+    using Epilogue = typename P::Epilogue;
+    const Parameters<float> parameters(p.parameters);
+    const uint32_t line = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+    const uint32_t at_lane = line * 128 + ((chunk ^ line % 8) << 4);
+    // where value and gate alternate, the word of both
+    const uint32_t at_word = warp / 2 * P::box_bytes + lane % 4 * 256 + lane / 4 % 4 * 4, word_chunk = (warp % 2 * 4 + lane / 16) ^ lane % 4 * 2;
+    const uint32_t firsts = p.gate_first ? 0x7632 : 0x5410, seconds = p.gate_first ? 0x5410 : 0x7632;
+    const uint32_t first_words = p.gate_first ? 0x1054 : 0x5410, second_words = p.gate_first ? 0x3276 : 0x7632;
+    [[maybe_unused]] float of_rows[P::box_rows / 4];  // its part of the rows
+    if constexpr (adds_columns) forget_rows_beyond(sums, t.width - first, from);
+#pragma unroll
+    for (int set = 0; set < P::sets; set++) {
+      const uint32_t slot = slot_at();
+      wait_for_slot();
+#pragma unroll
+      for (int sixteen = 0; sixteen < P::box_rows / 16; sixteen++) {
+        const uint32_t at = slot + sixteen * 2048;
         uint32_t x[Epilogue::inputs + 1][4], y[Epilogue::outputs][4];
+        if constexpr (Epilogue::interleaved) {
 #pragma unroll
-        for (int i = 0; i < Epilogue::inputs; i++) load_matrices(at + i * P::box_bytes + place_at, x[i]);
+          for (int part = 0; part < 4; part++) {
+            const uint32_t word_at = at + at_word + part / 2 * 1024 + ((word_chunk ^ part % 2 * 2) << 4);
+            const uint32_t one = load_word(word_at), other = load_word((word_at ^ 16) + 128);
+            x[0][part] = __byte_perm(one, other, firsts);
+            x[1][part] = __byte_perm(one, other, seconds);
+          }
+        } else {
 #pragma unroll
-        for (int part = 0; part < 4; part++) {  // columns 0-7 of rows 0-7 and 8-15, columns 8-15
-          const int eight = 2 * sixteen + part / 2, first = box_column / 2 + eight * 4;
-          float2 sum[P::rights];
+          for (int i = 0; i < Epilogue::inputs; i++) load_matrices_across(at + i * P::box_bytes + at_lane, x[i]);
+        }
 #pragma unroll
-          for (int i = 0; i < P::rights; i++) {
-            const int at_right = first + i * P::result_columns / 2;
-            sum[i] = make_float2(sums[block][at_right + part % 2 * 2], sums[block][at_right + part % 2 * 2 + 1]);
-            if constexpr (Epilogue::biased) {
-              const float2 b = numbers_of<Storage>(bias[at_right + lane % 4]);
-              sum[i] = make_float2(sum[i].x + b.x, sum[i].y + b.y);
-            }
+        for (int part = 0; part < 4; part++) {  // columns 0-7 and 8-15 of rows 0-7, of rows 8-15
+          const int at_sum = (from / 8 + 2 * sixteen + part / 2) * 4 + part % 2 * 2;
+          float2 sum[Epilogue::rights];
+#pragma unroll
+          for (int i = 0; i < Epilogue::rights; i++) {
+            const int block = Epilogue::rights == 2 ? i : set;
+            sum[i] = make_float2(sums[block][at_sum], sums[block][at_sum + 1]);
+            if constexpr (P::biased) sum[i] = make_float2(sum[i].x + biases[block][part % 2], sum[i].y + biases[block][part % 2]);
           }
           uint32_t in[Epilogue::inputs + 1], out[Epilogue::outputs];
 #pragma unroll
           for (int i = 0; i < Epilogue::inputs; i++) in[i] = x[i][part];
-          const float2 number = Epilogue::apply(parameters, out, sum, in);
-          if constexpr (Epilogue::adds_columns) {
-            const bool begins = block == 0 && part % 2 == 0;
-            added[2 * eight] = begins ? number.x : added[2 * eight] + number.x;
-            added[2 * eight + 1] = begins ? number.y : added[2 * eight + 1] + number.y;
+          if constexpr (Epilogue::backward) {
+            float2 scale = make_float2(1, 1), row;
+            if constexpr (P::scaled) scale = *reinterpret_cast<const float2 *>(scales() + first + 16 * sixteen + part / 2 * 8 + lane % 4 * 2);
+            float column[columns];
+            Epilogue::template apply<Formula>(parameters, out, sum, in, scale, row, column);
+            const int at_row = 4 * sixteen + part / 2 * 2;
+            const bool begins = set == 0 && part % 2 == 0;
+            of_rows[at_row] = begins ? row.x : of_rows[at_row] + row.x;
+            of_rows[at_row + 1] = begins ? row.y : of_rows[at_row + 1] + row.y;
+#pragma unroll
+            for (int i = 0; i < columns; i++)
+              if constexpr (adds_columns) added[set][part % 2][i] += column[i];
+          } else {
+            Epilogue::apply(parameters, out, sum, in);
           }
 #pragma unroll
           for (int i = 0; i < Epilogue::outputs; i++) y[i][part] = out[i];
         }
+        if constexpr (Epilogue::interleaved) {
 #pragma unroll
-        for (int i = 0; i < Epilogue::outputs; i++) store_matrices(at + i * P::box_bytes + place_at, y[i]);
-      }
-      const bool column_ends = Epilogue::adds_columns && block == P::blocks - 1;
-      if (column_ends) add_lanes(added);
-      show_to_copies();
-      meet_group();
-      if (thread == 0) {
-        store_box_of(slot.stage, row + block * 64, column + box_column);
-        if constexpr (Epilogue::inputs > 0) free_slots(box);
-      }
-      if (column_ends) add_warps(row, column + box_column);
-      slot.next();
-    }
-  }
-
-  // The slot of the box before is free once its store has read it. Nobody waits for a tile's last
-  // box: the other group is multiplying.
-  EPG_INLINE void free_slots(int box) {
-    if (box > 0) {
-      stores_have_read<1>();
-      barrier_arrive(left_at((slot.stage + P::slots - 1) % P::slots));
-    }
-    if (box == P::boxes - 1) {
-      stores_have_read<0>();
-      barrier_arrive(left_at(slot.stage));
-    }
-  }
-
-  EPG_INLINE void store_box_of(int from, int row, int column) {
+          for (int part = 0; part < 4; part++) {
+            const uint32_t word_at = at + at_word + part / 2 * 1024 + ((word_chunk ^ part % 2 * 2) << 4);
+            store_word(word_at, __byte_perm(y[0][part], y[1][part], first_words));
+            store_word((word_at ^ 16) + 128, __byte_perm(y[0][part], y[1][part], second_words));
+          }
+        }
 #pragma unroll
-    for (int i = 0; i < Epilogue::outputs; i++)
-      if (p.wanted >> i & 1) store_box(&p.outputs[i], slot_at(from) + i * P::box_bytes, row, column);
-    end_stores();
+        for (int i = Epilogue::interleaved ? 2 : 0; i < Epilogue::outputs; i++) store_matrices_across(at + i * P::box_bytes + at_lane, y[i]);
+      }
+      leave_slot(t, first, set);
+    }
+    if constexpr (P::scaled) {
+      if (p.row_sums) add_columns_of_rows(of_rows, t, first);
+    }
   }
 
-  // add_lanes adds up the columns of 8 lanes, whose rows differ, into the warp's 64 numbers: each
-  // step halves the columns that a lane still has.
-  EPG_INLINE void add_lanes(float (&added)[16]) {
-    halve<8>(added);
-    halve<4>(added);
-    halve<2>(added);
-    reinterpret_cast<float2 *>(own_row)[warp * 32 + lane] = make_float2(added[0], added[1]);
+  // forget_rows_beyond clears the sums of a box's rows that only fill up the tile. They are 0, but
+  // NaN where a weight is infinite.
+  EPG_INLINE void forget_rows_beyond(Sums &sums, int rows, int from) const {
+    if (rows >= P::box_rows) return;
+#pragma unroll
+    for (int block = 0; block < 2; block++)
+#pragma unroll
+      for (int i = 0; i < P::box_rows / 2; i++) {
+        if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= rows) sums[block][from / 2 + i] = 0;
+      }
   }
-  template <int left>
-  EPG_INLINE void halve(float (&added)[16]) {
-    const bool upper = lane & (2 * left);
+
+  // add_columns_of_rows adds up the rows of 8 lanes, whose columns differ: each step halves the
+  // rows that a lane still has. Each warp's numbers are a part of their own.
+  template <int count>
+  EPG_INLINE void add_columns_of_rows(float (&of_rows)[count], const Tile &t, int first) {
+    static_assert(count == 4, "a box has 16 rows");
+    halve<2>(of_rows, 8);
+    halve<1>(of_rows, 4);
+    of_rows[0] += __shfl_xor_sync(~0u, of_rows[0], 16);
+    const int row = first + lane / 8 % 2 * 8 + lane % 4 * 2 + lane / 4 % 2;
+    if (lane < 16 && row < t.width) p.row_sums[static_cast<int64_t>(t.left / P::columns * 4 + warp) * p.rows + t.right + row] = of_rows[0];
+  }
+  template <int left, int count>
+  EPG_INLINE void halve(float (&numbers)[count], int distance) const {
+    const bool upper = lane & distance;
 #pragma unroll
     for (int i = 0; i < left; i++) {
-      const float low = added[i], high = added[i + left];
-      added[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2 * left);
+      const float low = numbers[i], high = numbers[i + left];
+      numbers[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, distance);
     }
   }
-  // add_warps adds up the warps' numbers, and leaves them as the tile's part of 64 columns.
-  EPG_INLINE void add_warps(int row, int column) {
-    const float *of_warps = reinterpret_cast<const float *>(own_row) + thread;
-    if (thread < 64 && column + thread < p.columns && p.column_sums)
-      p.column_sums[static_cast<int64_t>(row / P::rows) * p.columns + column + thread] = (of_warps[0] + of_warps[64]) + (of_warps[128] + of_warps[192]);
+
+  // add_rows_of_columns adds up the columns of 4 lanes, whose rows differ, and leaves them as the
+  // tile's part.
+  template <int columns>
+  EPG_INLINE void add_rows_of_columns(float (&added)[P::sets][2][columns], const Tile &t) const {
+    using Epilogue = typename P::Epilogue;
+    float *const sums = p.column_sums + static_cast<int64_t>(t.number) * (columns * p.columns);
+#pragma unroll
+    for (int set = 0; set < P::sets; set++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int column = t.left + 64 * set + 16 * warp + 8 * half + lane / 4;
+#pragma unroll
+        for (int i = 0; i < columns; i++) {
+          float sum = added[set][half][i];
+          sum += __shfl_xor_sync(~0u, sum, 1);
+          sum += __shfl_xor_sync(~0u, sum, 2);
+          const int of_pair = columns == 2 && p.gate_first ? 1 - i : i;
+          if (lane % 4 == 0 && column < p.columns) sums[Epilogue::interleaved ? 2 * column + of_pair : of_pair * p.columns + column] = sum;
+        }
+      }
+  }
+
+  // store_interleaved is the epilogue of a gated forward product whose columns alternate between
+  // value and gate. They lie in pairs once they are in shared memory.
+  EPG_INLINE void store_interleaved(Sums &sums, const Tile &t, const float (&biases)[2][2]) {
+    using Epilogue = typename P::Epilogue;
+    const Parameters<float> parameters(p.parameters);
+    const uint32_t line = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+    const uint32_t at_lane = line * 128 + ((chunk ^ line % 8) << 4);
+    // Four lanes read a row's 16 columns, 16 lanes at a time rows that lie in different banks.
+    const uint32_t row = lane / 4 % 4 * 2 + lane / 16, piece = lane % 4;
+    const uint32_t at_pairs = row * 128 + ((2 * warp + piece / 2) ^ row) * 16 + piece % 2 * 8;
+    const uint32_t values = p.gate_first ? 0x7632 : 0x5410, gates = p.gate_first ? 0x5410 : 0x7632;
+#pragma unroll
+    for (int first = 0; first < tile_right; first += P::box_rows) {
+      if (first >= t.width) break;
+      const uint32_t slot = slot_at();
+      wait_for_slot();
+#pragma unroll
+      for (int sixteen = 0; sixteen < P::box_rows / 16; sixteen++)
+#pragma unroll
+        for (int block = 0; block < 2; block++) {
+          uint32_t y[4];
+#pragma unroll
+          for (int part = 0; part < 4; part++) {
+            const int at_sum = (first / 8 + 2 * sixteen + part / 2) * 4 + part % 2 * 2;
+            y[part] = pair_of<Storage>(sums[block][at_sum] + biases[block][part % 2], sums[block][at_sum + 1] + biases[block][part % 2]);
+          }
+          store_matrices_across(slot + (1 + block) * P::box_bytes + sixteen * 2048 + at_lane, y);
+        }
+      __syncwarp();
+#pragma unroll
+      for (int eight = 0; eight < P::box_rows / 8; eight++)
+#pragma unroll
+        for (int block = 0; block < 2; block++) {
+          uint32_t one, other;
+          load_words(slot + (1 + block) * P::box_bytes + eight * 1024 + at_pairs, one, other);
+          const uint32_t hidden = Epilogue::output(parameters, __byte_perm(one, other, values), __byte_perm(one, other, gates));
+          store_word(slot + eight * 1024 + row * 128 + ((4 * block + warp) ^ row) * 16 + piece * 4, hidden);
+        }
+      leave_slot(t, first, 0);
+    }
+  }
+
+  // store_depth is the epilogue of the depth kind. Sums are of the left operand's row and the right
+  // one's column.
+  template <bool adds>
+  EPG_INLINE void store_depth(Sums &sums, const Tile &t) {
+#pragma unroll
+    for (int first = 0; first < tile_right; first += P::box_columns) {
+      if (first >= t.width) break;
+#pragma unroll
+      for (int block = 0; block < 2; block++) {
+        const uint32_t slot = slot_at();
+        wait_for_slot();
+        if constexpr (P::in_float) {
+          store_floats<adds>(sums[block], first, slot);
+        } else {
+          store_halves<adds>(sums[block], first, slot);
+        }
+        leave_slot(t, first, block);
+      }
+    }
+  }
+  template <bool adds>
+  EPG_INLINE void store_floats(const float (&sums)[tile_right / 2], int first, uint32_t slot) {
+#pragma unroll
+    for (int part = 0; part < 8; part++) {
+      const int eight = part / 2, half = part % 2, at_sum = (first / 8 + eight) * 4 + half * 2;
+      const uint32_t row = warp * 16 + lane / 4 + 8 * half, chunk = 2 * eight + lane % 4 / 2;
+      const uint32_t at = slot + row * 128 + ((chunk ^ row % 8) << 4) + lane % 2 * 8;
+      float2 y = make_float2(sums[at_sum], sums[at_sum + 1]);
+      if constexpr (adds) {
+        uint32_t x[2];
+        load_words(at, x[0], x[1]);
+        y = make_float2(__uint_as_float(x[0]) + y.x, __uint_as_float(x[1]) + y.y);
+      }
+      store_words(at, y.x, y.y);
+    }
+  }
+  template <bool adds>
+  EPG_INLINE void store_halves(const float (&sums)[tile_right / 2], int first, uint32_t slot) {
+#pragma unroll
+    for (int sixteen = 0; sixteen < 4; sixteen++) {
+      uint32_t at;
+      if constexpr (P::turned) {
+        const uint32_t line = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+        at = slot + sixteen * 2048 + line * 128 + ((chunk ^ line % 8) << 4);
+      } else {
+        const uint32_t line = warp * 16 + lane % 16, chunk = 2 * sixteen + lane / 16;
+        at = slot + line * 128 + ((chunk ^ line % 8) << 4);
+      }
+      [[maybe_unused]] uint32_t x[4];
+      uint32_t y[4];
+      if constexpr (adds && P::turned) load_matrices_across(at, x);
+      if constexpr (adds && !P::turned) load_matrices(at, x);
+#pragma unroll
+      for (int part = 0; part < 4; part++) {
+        const int at_sum = (first / 8 + 2 * sixteen + part / 2) * 4 + part % 2 * 2;
+        float2 sum = make_float2(sums[at_sum], sums[at_sum + 1]);
+        if constexpr (adds) {
+          const float2 old = numbers_of<Storage>(x[part]);
+          sum = make_float2(old.x + sum.x, old.y + sum.y);
+        }
+        y[part] = pair_of<Storage>(sum.x, sum.y);
+      }
+      if constexpr (P::turned) {
+        store_matrices_across(at, y);
+      } else {
+        store_matrices(at, y);
+      }
+    }
+  }
+
+  // begin_sums tells the compiler that the sums are new ones, where the last tile's were moved:
+  // otherwise it has products wait for the moves.
+  EPG_INLINE static void begin_sums(Sums &sums) {
+#pragma unroll
+    for (int block = 0; block < 2; block++)
+#pragma unroll
+      for (int i = 0; i < tile_right / 2; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[block][i]));
+  }
+
+  // load_scales reads those of this thread's rows.
+  EPG_INLINE void load_scales(const Tile &t, float (&own)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = thread + i * group_threads;
+      own[i] = row >= t.width ? 0 : p.scales ? __ldg(p.scales + t.right + row) : 1;
+    }
+  }
+
+  EPG_INLINE void store_tile(Sums &sums, const Tile &t, const float (&biases)[2][2]) {
+    if constexpr (!P::of_rows) {
+      if (p.accumulate) {
+        store_depth<true>(sums, t);
+      } else {
+        store_depth<false>(sums, t);
+      }
+    } else {
+      using Epilogue = typename P::Epilogue;
+      if constexpr (!Epilogue::backward && Epilogue::interleaved) {
+        store_interleaved(sums, t, biases);
+      } else if constexpr (!Epilogue::backward) {
+        store_rows<void, false>(sums, t, biases);
+      } else if constexpr (!P::grouped) {  // a dense gated layer has no kernel for sums along columns
+        store_rows<typename Epilogue::Formula, Epilogue::sums == 1>(sums, t, biases);
+      } else if (!p.column_sums && Epilogue::is_plain(Parameters<float>(p.parameters))) {
+        store_rows<typename Epilogue::Plain, false>(sums, t, biases);
+      } else {
+        store_rows<typename Epilogue::Formula, true>(sums, t, biases);
+      }
+    }
   }
 
   EPG_INLINE void run() {
-    float sums[P::blocks][P::columns / 2];
-    const int tiles = p.tiles_down * p.tiles_across, steps = (p.depth + P::depth - 1) / P::depth;
-    for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, turn++) {
+    for (int turn = 0; walk.more(); walk.next(), turn++) {
+      const Tile t = walk.tile();
       if (turn % consumers != group) {
-        place.skip(steps);
+        place.skip(t.steps);
         continue;
       }
-      int row, column;
-      origin<P>(p, tile, row, column);
-      if constexpr (Epilogue::biased) {
-        meet_group();  // nobody reads the last tile's biases
-        load_biases(column);
-      }
+      const bool others = walk.one_more();
+      Sums sums;
+      if constexpr (P::moves_sums) begin_sums(sums);
+      float biases[2][2];
+      [[maybe_unused]] float own_scales[2];
+      if constexpr (P::biased) load_biases(t, biases);
+      if constexpr (P::scaled) load_scales(t, own_scales);
+      begin_boxes(t);
       if (turn > 0) wait_for_turn();
-      multiply_tile(sums, steps, tile + gridDim.x < tiles);
-      store_tile(sums, row, column);
+      if constexpr (P::scaled) {  // nobody reads the last tile's any more
+        scales()[thread] = own_scales[0];
+        if (thread < tile_right - group_threads) scales()[thread + group_threads] = own_scales[1];
+      }
+      multiply_columns<tile_right>(sums, t, others);
+      if constexpr (P::scaled) meet_group();
+      store_tile(sums, t, biases);
     }
-    if (thread == 0) stores_are_done();  // they read shared memory
+    if (lane == 0) stores_are_done();  // they read shared memory
   }
 };
 
 template <class P>
 EPG_INLINE void product(const ProductParameters &p) {
+  using Shared = typename P::Shared;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < P::stages; i++) {
-      barrier_make(shared + P::full_at + 8 * i, 1);
-      barrier_make(shared + P::empty_at + 8 * i, 1);
+      barrier_make(shared + Shared::full_at + 8 * i, 1);
+      barrier_make(shared + Shared::empty_at + 8 * i, 1);
     }
-    for (int i = 0; i < consumers * P::slots; i++) {
-      barrier_make(shared + P::arrived_at + 8 * i, 1);
-      barrier_make(shared + P::left_at + 8 * i, 1);
-    }
+    for (int i = 0; i < consumers * Shared::slots; i++) barrier_make(shared + Shared::ready_at + 8 * i, P::inputs > 0 ? P::inputs : 1);
     barriers_are_made();
-    prefetch_map(&p.left);
-    for (int i = 0; i < P::rights; i++) prefetch_map(&p.rights[i]);
+    prefetch_map(&p.left[0][0]);
+    prefetch_map(&p.right[0]);
   }
+  make_tables<P>(p, memory);
   __syncthreads();
-  const int group = __shfl_sync(~0u, threadIdx.x / group_threads, 0);
-  if (group == 0) {
-    give_registers<24>();
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    if (warp == 0 && lane == 0) load_tiles<P>(p, shared);
-    if (P::Epilogue::inputs > 0 && (warp == 1 || warp == 2) && lane == 0) load_inputs<P>(p, shared, warp - 1);
+  if (__shfl_sync(~0u, threadIdx.x / group_threads, 0) == 0) {
+    give_registers<40>();
+    if (threadIdx.x == 0) load_operands<P>(p, shared, memory);
   } else {
-    take_registers<240>();
-    Consumer<P>(p, memory, group - 1).run();
+    take_registers<232>();
+    Consumer<P>(p, memory, __shfl_sync(~0u, threadIdx.x / group_threads, 0) - 1).run();
   }
 }
-
-// Forward is out = act(pre) and pre = sum + bias, which the activation reads as it is stored.
-template <class Storage, class Activation>
-struct Forward {
-  static constexpr int rights = 1, inputs = 0, outputs = 2;
-  static constexpr bool biased = true, adds_columns = false;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
-    y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
-    const float2 x = numbers_of<Storage>(y[1]);
-    y[0] = pair_of<Storage>(Activation::value(x.x, Activation::parts(x.x, p)), Activation::value(x.y, Activation::parts(x.y, p)));
-    return sum[0];
-  }
-};
-
-// Sloped is grad_pre = sum act'(pre), whose columns are added up before it is rounded, and
-// out = act(pre).
-template <class Storage, class Activation>
-struct Sloped {
-  static constexpr int rights = 1, inputs = 1, outputs = 2;
-  static constexpr bool biased = false, adds_columns = true;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1]) {
-    const float2 pre = numbers_of<Storage>(x[0]);
-    const auto first = Activation::parts(pre.x, p), second = Activation::parts(pre.y, p);
-    const float2 gradient = make_float2(Activation::gradient(sum[0].x, pre.x, first), Activation::gradient(sum[0].y, pre.y, second));
-    y[0] = pair_of<Storage>(gradient.x, gradient.y);
-    y[1] = pair_of<Storage>(Activation::value(pre.x, first), Activation::value(pre.y, second));
-    return gradient;
-  }
-};
-
-// Gated is out = value act(gate), and value and gate, which are sums and biases. They are read as
-// they are stored.
-template <class Storage, class Gate>
-struct Gated {
-  static constexpr int rights = 2, inputs = 0, outputs = 3;
-  static constexpr bool biased = true, adds_columns = false;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
-    y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
-    y[2] = pair_of<Storage>(sum[1].x, sum[1].y);
-    const float2 value = numbers_of<Storage>(y[1]), gate = numbers_of<Storage>(y[2]);
-    y[0] = pair_of<Storage>(Gate::output(Gate::parts(value.x, gate.x, p)), Gate::output(Gate::parts(value.y, gate.y, p)));
-    return sum[0];
-  }
-};
-
-// GatedSloped is grad_value = sum act(gate), grad_gate = sum value act'(gate), and
-// out = value act(gate).
-template <class Storage, class Gate>
-struct GatedSloped {
-  static constexpr int rights = 1, inputs = 2, outputs = 3;
-  static constexpr bool biased = false, adds_columns = false;
-  EPG_INLINE static float2 apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1]) {
-    const float2 value = numbers_of<Storage>(x[0]), gate = numbers_of<Storage>(x[1]);
-    const auto first = Gate::parts(value.x, gate.x, p), second = Gate::parts(value.y, gate.y, p);
-    y[0] = pair_of<Storage>(Gate::grad_value(sum[0].x, first), Gate::grad_value(sum[0].y, second));
-    y[1] = pair_of<Storage>(Gate::grad_gate(sum[0].x, first), Gate::grad_gate(sum[0].y, second));
-    y[2] = pair_of<Storage>(Gate::output(first), Gate::output(second));
-    return sum[0];
-  }
-};
 
 }  // namespace epigrad::sm90

@@ -84,34 +84,37 @@ func (b *builder) either(inBoxes, otherwise func()) {
 
 // onePass adds a product with its bias and its activation in one kernel.
 func (b *builder) onePass(o *onePass, kind string, otherwise func()) {
-	l := b.productLaunch(o, b.byWay(o.fewestIdle(b.device.processors)))
+	tileRows := b.byWay(o.fewestIdle(b.device.processors))
+	l, _ := b.dense(o, tileRows)
 	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
-	b.either(func() { l.add(l.function("gemm_epilogue_sm90", kind)) }, otherwise)
+	b.either(func() { l.add(b, b.denseKernel("gemm_epilogue_sm90", kind, o, tileRows)) }, otherwise)
 }
 
 // hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
 // and layouts have no counterpart of.
 func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
-	columns := int64(narrowTile) // beside which the epilogue has more boxes on their way
+	tileRows := int64(narrowTile) // beside which the epilogue has more boxes on their way
 	if o.depth >= shortDepth {
-		columns = o.fewestIdle(b.device.processors)
+		tileRows = o.fewestIdle(b.device.processors)
 	}
-	l := b.productLaunch(&o, b.byWay(columns))
-	function := l.function("hidden_backward_sm90", p.Formula)
-	fits := l.takes(l.inputs[:], p.Preactivation) && l.takes(l.outputs[:], p.GradPreactivation, p.Out)
+	tileRows = b.byWay(tileRows)
+	l, down := b.dense(&o, tileRows)
+	l.boxRows = backwardRows
+	function := b.denseKernel("hidden_backward_sm90", p.Formula, &o, tileRows)
+	fits := takes(l.inputs[:], p.Preactivation) && takes(l.outputs[:], p.GradPreactivation, p.Out)
 	if !ok || !fits || !b.device.compiled(function) {
 		b.refuse(p)
 		return
 	}
 	if p.GradBias != nil {
-		l.sums = b.region(dtype.Float32, l.down, o.columns)
+		l.columnSums = b.region(dtype.Float32, down, o.columns)
 	}
 	b.either(func() {
-		l.add(function)
-		if l.sums != nil {
-			b.finish(true, walkOf([]*tensor.View{p.GradBias}), l.sums, l.down, o.columns)
+		l.add(b, function)
+		if l.columnSums != nil {
+			b.finish(true, walkOf([]*tensor.View{p.GradBias}), l.columnSums, down, o.columns)
 		}
 	}, func() { b.inPasses(p, nil) })
 }
@@ -121,13 +124,15 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
 	b.ways = []way{narrow, separated}
-	l := b.productLaunch(&o, narrowTile)
-	fits := l.takes(l.inputs[:], p.Value, p.Gate) && l.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
+	l, _ := b.dense(&o, narrowTile)
+	l.boxRows = backwardRows
+	fits := takes(l.inputs[:], p.Value, p.Gate) && takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
 	if !ok || !fits || p.Biased {
 		b.refuse(p)
 		return
 	}
-	b.either(func() { l.add(l.function("gated_hidden_backward_sm90", p.Formula)) }, func() { b.inPasses(p, p.GradValue) })
+	function := b.denseKernel("gated_hidden_backward_sm90", p.Formula, &o, narrowTile)
+	b.either(func() { l.add(b, function) }, func() { b.inPasses(p, p.GradValue) })
 }
 
 // throughWeight is grad_output weight as one kernel does it.
@@ -160,9 +165,10 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 		return
 	}
 	b.ways = []way{narrow, separated}
-	l := b.productLaunch(&o, narrowTile)
-	l.gatedBy(&other)
-	if !l.takes(l.outputs[:], p.Out, p.Value, p.Gate) {
+	l, down := b.dense(&o, narrowTile)
+	l.pairs[0].weights[1] = other.weight()
+	l.blocks = min(down*ceilDiv(o.columns, tileColumns/2), int64(b.device.processors))
+	if !takes(l.outputs[:], p.Out, p.Value, p.Gate) {
 		b.refuse(p)
 		return
 	}
@@ -173,7 +179,8 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	if p.Value == nil {
 		apart.Both = nil // values then lie in Out, and only gates in a region
 	}
-	b.either(func() { l.add(l.function("gated_linear_sm90", p.Formula)) }, func() { b.inPasses(&apart, p.Out) })
+	function := b.denseKernel("gated_linear_sm90", p.Formula, &o, narrowTile)
+	b.either(func() { l.add(b, function) }, func() { b.inPasses(&apart, p.Out) })
 }
 
 // inPasses adds the parts of a problem, with products by BLAS. Their first region is the memory of

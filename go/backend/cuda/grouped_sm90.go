@@ -11,66 +11,20 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// Constants of kernels/cuda/grouped_tiles_sm90.cuh.
 const (
 	mostGroups = 512
-	// sizes of a ragged map: the second, which is the most rows, and the third and fourth
-	raggedRows, raggedEnd = 1 << 30, 0x7fff0000
 	// threads of a block of grouped_sums_sm90.cu
 	columnSumsThreads = 128
-	// columns and rows of a tile, and rows of the boxes that are copied: of operands, of a
-	// forward's outputs, and of a backward's
-	groupedColumns, groupedTileRows              = 128, 192
-	operandRows, forwardRows, backwardRows int64 = 64, 32, 16
-	// columns of a box of float
-	floatColumns int64 = 32
+	// rows of a tile
+	groupedTileRows = 192
 )
 
-// groupedLaunch is a launch of grouped_sm90.cuh; nil fields are absent.
-type groupedLaunch struct {
-	left    [2]*weightBoxes
-	right   *tensor.View
-	inputs  [2]*tensor.View
-	outputs [3]*tensor.View
-	// of outputs and inputs that are rows, and of the depth kind's output
-	boxRows     int64
-	weight      *weightBoxes
-	leftRows    *tensor.View // of the depth kind
-	ends        *tensor.View
-	biases      [2]*tensor.View
-	scales      *tensor.View
-	rowSums     *tensor.View
-	columnSums  *tensor.View
-	rows        int64
-	depth       int64
-	columns     int64
-	rightOfTile int64 // columns of the right operand, of the depth kind
-	biasStride  int64
-	band, shift int64
-	gateFirst   bool
-	adds        bool // a run may add to the output
-}
-
-// weightBoxes is a matrix for each group, which is copied by boxes: `inner` is contiguous.
-type weightBoxes struct {
-	view                     *tensor.View
-	inner, outer             int64
-	outerStride, groupStride int64
-	columns                  int64 // of a box
-}
-
-// hasGroups reports whether this device has the kernels of grouped_sm90.cuh for a problem.
+// hasGroups reports whether this device has the kernels of product_sm90.cuh for a problem of groups.
 func (b *builder) hasGroups(ends *tensor.View, rows *tensor.View) bool {
 	groups := ends.Shape[0]
 	return b.dt.IsHalf() && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && !rows.IsEmpty() &&
 		rows.Shape[0] <= raggedRows
 }
-
-const boxUnit = vectorBytes / 2 // elements that strides are multiples of
-
-// longestBoxStride is the most elements between two rows, or groups, that boxes are copied of:
-// ragged needs less than 2^35 bytes.
-const longestBoxStride = 1 << 32
 
 // areBoxable reports whether boxes can be copied of all these matrices of rows; of nil they can.
 func areBoxable(matrices ...*tensor.View) bool {
@@ -86,6 +40,14 @@ func areBoxable(matrices ...*tensor.View) bool {
 	return true
 }
 
+// rowsOf is a matrix that areBoxable is true of.
+func rowsOf(v *tensor.View) boxes {
+	if v == nil {
+		return boxes{}
+	}
+	return boxes{v, matrix{v.Shape[0], v.Strides[0], v.Shape[1], v.Strides[1]}}
+}
+
 // isPlainBias reports whether the kernels can read a bias of groups, or nil: columns are contiguous
 // and the stride of groups has 31 bits.
 func isPlainBias(v *tensor.View) bool {
@@ -96,7 +58,7 @@ func isPlainBias(v *tensor.View) bool {
 // columns are contiguous, else its rows are.
 func weightBoxesOf(v *tensor.View) (w *weightBoxes, across, ok bool) {
 	rows, columns := v.Shape[1], v.Shape[2]
-	w = &weightBoxes{view: v, groupStride: v.Strides[0], columns: mapColumns}
+	w = &weightBoxes{view: v, groups: v.Shape[0], groupStride: v.Strides[0], columns: mapColumns}
 	if v.DType == dtype.Float32 {
 		w.columns = floatColumns
 	}
@@ -113,29 +75,6 @@ func weightBoxesOf(v *tensor.View) (w *weightBoxes, across, ok bool) {
 	return w, across, fits && w.inner <= w.outerStride && w.outerStride <= longestBoxStride && 0 < w.groupStride && w.groupStride <= longestBoxStride
 }
 
-// ragged adds maps of matrices of rows that end where a copy says, or none.
-func (p *parameters) ragged(rows int64, matrices ...*tensor.View) {
-	for _, v := range matrices {
-		if v == nil {
-			p.zeros(mapBytes)
-			continue
-		}
-		row := v.Strides[0]
-		p.tensorMap(v, []int64{v.Shape[1], raggedRows, raggedEnd, raggedEnd}, []int64{row, row, (1<<35)/v.DType.Size() - row}, []int64{mapColumns, rows, 1, 1})
-	}
-}
-
-// ofGroup adds maps of a matrix for each group, or none.
-func (p *parameters) ofGroup(weights ...*weightBoxes) {
-	for _, w := range weights {
-		if w == nil {
-			p.zeros(mapBytes)
-			continue
-		}
-		p.tensorMap(w.view, []int64{w.inner, w.outer, w.view.Shape[0]}, []int64{w.outerStride, w.groupStride}, []int64{w.columns, operandRows, 1})
-	}
-}
-
 // groupedKernel is the kernel of a family for the first of these formulas that it is compiled for;
 // "" for none. How operands lie is the end of its name.
 func (b *builder) groupedKernel(family string, formulas []string, layout string) string {
@@ -147,49 +86,15 @@ func (b *builder) groupedKernel(family string, formulas []string, layout string)
 	return ""
 }
 
-// add adds the launch of a kernel.
-func (l *groupedLaunch) add(b *builder, function string) {
-	p := &parameters{}
-	if l.leftRows != nil {
-		p.ragged(operandRows, l.leftRows)
-		p.ofGroup(nil)
-	} else {
-		p.ofGroup(l.left[:]...)
-	}
-	p.ragged(operandRows, l.right)
-	p.ragged(l.boxRows, l.inputs[:]...)
-	wanted := int64(0)
-	for i, output := range l.outputs {
-		if output != nil {
-			wanted |= 1 << i
-		}
-	}
-	if l.weight != nil {
-		p.ofGroup(l.weight)
-		p.ragged(l.boxRows, l.outputs[1:]...)
-		wanted = 1
-	} else {
-		p.ragged(l.boxRows, l.outputs[:]...)
-	}
-	for _, v := range []*tensor.View{l.ends, l.biases[0], l.biases[1], l.scales, l.rowSums, l.columnSums} {
-		p.address(v)
-	}
-	p.numbers(numbers{})
-	p.sizes(l.ends.Shape[0], l.rows, l.depth, l.columns, l.rightOfTile, l.biasStride, l.band, l.shift)
-	p.bool(l.gateFirst)
-	p.accumulate(l.adds)
-	p.sizes(wanted)
-	b.launchSM90(p, function, int64(b.device.processors))
-}
-
 // ofRows is a launch of the rows kind: tiles of a long depth share more of the cache where fewer of
 // them are walked together, and in turn.
-func ofRows(right, ends *tensor.View, columns int64) *groupedLaunch {
+func (b *builder) ofRows(rows, ends *tensor.View, columns int64) *productLaunch {
 	const longDepth = 8192
-	l := &groupedLaunch{
-		right: right, ends: ends, rows: right.Shape[0], depth: right.Shape[1], columns: columns, band: 8, shift: 1, boxRows: forwardRows,
+	l := &productLaunch{
+		ends: ends, rows: rows.Shape[0], columns: columns, band: 8, shift: 1, boxRows: forwardRows, blocks: int64(b.device.processors),
 	}
-	if l.depth >= longDepth {
+	l.pairs[0].rows = rowsOf(rows)
+	if rows.Shape[1] >= longDepth {
 		l.band, l.shift = 4, 0
 	}
 	return l
@@ -206,8 +111,8 @@ func (b *builder) groupedLinearSM90(formula string, left, right, bias, out, pre,
 	if !ok || function == "" {
 		return nil
 	}
-	l := ofRows(left, ends, out.Shape[1])
-	l.left[0], l.outputs[0], l.outputs[1], l.biases[0] = weight, out, pre, bias
+	l := b.ofRows(left, ends, out.Shape[1])
+	l.pairs[0].weights[0], l.outputs[0], l.outputs[1], l.biases[0] = weight, rowsOf(out), rowsOf(pre), bias
 	if bias != nil {
 		l.biasStride = bias.Strides[0]
 	}
@@ -241,22 +146,24 @@ func (b *builder) groupedGatedLinearSM90(p *backend.GroupedLayer) func() {
 	}
 	columns := tensor.Exchanged(p.Weight, 1, 2) // [e, k, 2h]
 	weight := inHalves(p.Halves, columns)
-	l := ofRows(p.Input, p.Groups, p.Out.Shape[1])
-	l.outputs[0], l.gateFirst = p.Out, weight.gateFirst
+	l := b.ofRows(p.Input, p.Groups, p.Out.Shape[1])
+	l.outputs[0], l.gateFirst = rowsOf(p.Out), weight.gateFirst
+	weights := &l.pairs[0].weights
 	if p.Bias != nil {
 		l.biasStride = p.Bias.Strides[0]
 	}
 	var across, ok bool
 	if weight.interleaved {
-		l.left[0], across, ok = weightBoxesOf(columns)
-		l.outputs[1], l.biases[0] = p.Preactivation, p.Bias
+		weights[0], across, ok = weightBoxesOf(columns)
+		l.outputs[1], l.biases[0] = rowsOf(p.Preactivation), p.Bias
 	} else {
 		var gateFits bool
-		l.left[0], across, ok = weightBoxesOf(weight.value)
-		l.left[1], _, gateFits = weightBoxesOf(weight.gate)
-		l.outputs[1], l.outputs[2] = p.Halves(p.Preactivation)
+		weights[0], across, ok = weightBoxesOf(weight.value)
+		weights[1], _, gateFits = weightBoxesOf(weight.gate)
+		value, gate := p.Halves(p.Preactivation)
+		l.outputs[1], l.outputs[2] = rowsOf(value), rowsOf(gate)
 		l.biases[0], l.biases[1] = p.Halves(p.Bias)
-		ok = ok && gateFits && areBoxable(l.outputs[1], l.outputs[2])
+		ok = ok && gateFits && areBoxable(value, gate)
 	}
 	function := b.groupedKernel("grouped_gated_linear_sm90", activation.GateKernels(p.Formula), weight.layout(across))
 	if !ok || function == "" {
@@ -272,8 +179,8 @@ func (b *builder) groupedHiddenBackwardSM90(p *backend.GroupedHiddenBackward) fu
 		return nil
 	}
 	weight, across, ok := weightBoxesOf(p.Weight)
-	l := ofRows(p.GradOutput, p.Groups, p.Weight.Shape[2])
-	l.left[0], l.boxRows, l.scales = weight, backwardRows, p.Scales
+	l := b.ofRows(p.GradOutput, p.Groups, p.Weight.Shape[2])
+	l.pairs[0].weights[0], l.boxRows, l.scales = weight, backwardRows, p.Scales
 	family, formulas, layout := "grouped_hidden_backward_sm90", []string{p.Formula}, form(across)
 	var pre halvesOf
 	if p.Halves != nil {
@@ -291,18 +198,19 @@ func (b *builder) groupedHiddenBackwardSM90(p *backend.GroupedHiddenBackward) fu
 		if gradPre == nil { // the kernel writes it
 			gradPre = b.region(b.dt, p.Preactivation.Shape...)
 		}
+		l.inputs[0], l.outputs[0] = rowsOf(p.Preactivation), rowsOf(gradPre)
 		switch {
 		case p.Halves == nil:
-			l.inputs[0], l.outputs[0], l.outputs[1] = p.Preactivation, gradPre, p.Out
+			l.outputs[1] = rowsOf(p.Out)
 		case pre.interleaved:
-			l.inputs[0], l.outputs[0], l.outputs[2] = p.Preactivation, gradPre, p.Out
+			l.outputs[2] = rowsOf(p.Out)
 		default:
-			l.inputs[0], l.inputs[1] = pre.value, pre.gate
-			l.outputs[0], l.outputs[1] = p.Halves(gradPre)
-			l.outputs[2] = p.Out
+			gradValue, gradGate := p.Halves(gradPre)
+			l.inputs = [2]boxes{rowsOf(pre.value), rowsOf(pre.gate)}
+			l.outputs = [3]boxes{rowsOf(gradValue), rowsOf(gradGate), rowsOf(p.Out)}
 		}
 		if p.Sums != nil {
-			l.rowSums = b.region(dtype.Float32, 4*ceilDiv(l.columns, groupedColumns), l.rows)
+			l.rowSums = b.region(dtype.Float32, 4*ceilDiv(l.columns, tileColumns), l.rows)
 		}
 		if p.GradBias != nil {
 			l.columnSums = b.region(dtype.Float32, l.rows/groupedTileRows+p.Groups.Shape[0], p.GradBias.Shape[1])
@@ -336,7 +244,7 @@ func (b *builder) groupedWeightGradientSM90(left, right, out, ends *tensor.View)
 	if !b.hasGroups(ends, left) || !areBoxable(left, right) {
 		return nil
 	}
-	boxes, across, ok := weightBoxesOf(out)
+	result, across, ok := weightBoxesOf(out)
 	if !ok {
 		return nil
 	}
@@ -344,18 +252,19 @@ func (b *builder) groupedWeightGradientSM90(left, right, out, ends *tensor.View)
 		left, right = right, left
 	}
 	const fewRows = 768 // of a group
-	l := &groupedLaunch{
-		leftRows: left, right: right, weight: boxes, ends: ends, rows: left.Shape[0], columns: left.Shape[1], rightOfTile: right.Shape[1],
-		band: 16, shift: -1, adds: true,
+	l := &productLaunch{
+		left: rowsOf(left), result: result, ends: ends, rows: left.Shape[0], columns: left.Shape[1], rightOfTile: right.Shape[1],
+		band: 16, shift: -1, adds: true, blocks: int64(b.device.processors),
 	}
+	l.pairs[0].rows = rowsOf(right)
 	if l.rows < fewRows*ends.Shape[0] {
 		l.band = 4
 	}
 	function := "grouped_weight_gradient_sm90_" + b.dt.Short() + "_" + out.DType.Short()
 	// Tiles are higher than wide, or the other way round: whichever gives fewer of them.
-	tiles := func(m, n int64) int64 { return ceilDiv(m, groupedColumns) * ceilDiv(n, groupedTileRows) }
+	tiles := func(m, n int64) int64 { return ceilDiv(m, tileColumns) * ceilDiv(n, groupedTileRows) }
 	if !b.isFloat(out) && tiles(l.rightOfTile, l.columns) < tiles(l.columns, l.rightOfTile) {
-		l.leftRows, l.right, l.columns, l.rightOfTile = right, left, l.rightOfTile, l.columns
+		l.left, l.pairs[0].rows, l.columns, l.rightOfTile = l.pairs[0].rows, l.left, l.rightOfTile, l.columns
 		function += "_turned"
 	}
 	return func() { l.add(b, function) }

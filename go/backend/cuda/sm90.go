@@ -9,23 +9,30 @@ import "C"
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// What kernels/cuda/product_sm90.cuh says of a launch.
+// Constants of kernels/cuda/product_sm90.cuh, and of the headers that it names.
 const (
 	sm90Threads = 3 * 128
 	sm90Shared  = 227 << 10 // bytes
-	// a tile's rows, and how far into the depth it is copied at a time
-	sm90Rows, sm90Depth = 128, 64
-	// columns of every box that is copied, and rows of one that is stored
-	mapColumns, storedRows = 64, 64
-	// bytes of a tensor map, and of a kernel's parameters, here and in grouped_tiles_sm90.cuh
-	mapBytes, sm90Parameters = 128, 1152
+	// bytes of a tensor map, and of a kernel's parameters
+	mapBytes, sm90Parameters = 128, 1600
+	// columns of a tile, or of both products of a gated layer
+	tileColumns = 128
+	// columns of every box that is copied, but for those of float
+	mapColumns, floatColumns int64 = 64, 32
+	// rows of the boxes that are copied: of operands, of a forward's outputs, and of a backward's
+	operandRows, forwardRows, backwardRows int64 = 64, 32, 16
+	// sizes of a ragged map: the second, which is the most rows, and the third and fourth
+	raggedRows, raggedEnd = 1 << 30, 0x7fff0000
+	// longestBoxStride is the most elements between two rows, or groups, that boxes are copied of:
+	// ragged needs less than 2^35 bytes.
+	longestBoxStride = 1 << 32
+	boxUnit          = vectorBytes / 2 // elements that strides are multiples of
 )
 
 // mapTypes are CUtensorMapDataType of the dtypes that these products have: float for gradients
@@ -43,24 +50,22 @@ func canBox(handle *C.epg_device) bool {
 
 // boxable reports whether a matrix of a half type can be copied by boxes: columns are contiguous,
 // and rows start at multiples of 16 bytes where the first one does. A single row gets such a
-// stride. The copy engine has limits of its own: 32 bits for a place, 40 for a stride.
+// stride.
 func (m *matrix) boxable() bool {
-	const unit, longestStride = vectorBytes / 2, 1 << 39
 	if m.rows == 1 {
-		m.rowStride = ceilDiv(m.columns, unit) * unit
+		m.rowStride = ceilDiv(m.columns, boxUnit) * boxUnit
 	}
-	return m.columnStride == 1 && m.rowStride%unit == 0 && m.rowStride >= m.columns && m.rowStride < longestStride &&
-		max(m.rows, m.columns) < math.MaxInt32-sm90Rows
+	return m.columnStride == 1 && m.rowStride%boxUnit == 0 && m.rowStride >= m.columns && m.rowStride <= longestBoxStride &&
+		max(m.rows, m.columns) <= raggedRows
 }
 
-// boxes is a tensor of the result's shape that is copied by boxes; of nil there is none.
+// boxes is a tensor of rows that is copied by boxes; of nil there is none.
 type boxes struct {
 	view *tensor.View
 	matrix
 }
 
-// boxesOf is a tensor as the rows and columns of a result, if boxes can be copied of it; one that
-// is not there fits.
+// boxesOf is a tensor as rows and columns, if boxes can be copied of it; one that is not there fits.
 func boxesOf(v *tensor.View) (all boxes, ok bool) {
 	if v == nil {
 		return all, true
@@ -71,34 +76,133 @@ func boxesOf(v *tensor.View) (all boxes, ok bool) {
 	return all, ok && all.boxable()
 }
 
-// productLaunch is a launch of product_sm90.cuh.
-type productLaunch struct {
-	builder      *builder
-	product      *onePass
-	tileColumns  int64
-	down, across int64    // tiles
-	rights       [2]boxes // the value's and the gate's where there are two
-	inputs       [2]boxes
-	outputs      [3]boxes
-	biases       [2]*tensor.View
-	sums         *tensor.View
+// weightBoxes is a matrix for each group, which is copied by boxes: `inner` is contiguous.
+type weightBoxes struct {
+	view                     *tensor.View
+	inner, outer, groups     int64
+	outerStride, groupStride int64
+	columns                  int64 // of a box
 }
 
-func (b *builder) productLaunch(o *onePass, tileColumns int64) *productLaunch {
-	return &productLaunch{
-		builder: b, product: o, tileColumns: tileColumns, down: ceilDiv(o.rows, sm90Rows), across: ceilDiv(o.columns, tileColumns),
-		rights: [2]boxes{{o.views[lower.Right], o.right}},
+// weight is a right operand that onePassOf has found as one group's: of one group any stride will
+// do.
+func (o *onePass) weight() *weightBoxes {
+	m := o.right
+	return &weightBoxes{o.views[lower.Right], m.columns, m.rows, 1, m.rowStride, m.rowStride, mapColumns}
+}
+
+// pairBoxes is one of the products that a kernel adds up: the weight, or the value's and the
+// gate's, and the rows.
+type pairBoxes struct {
+	weights [2]*weightBoxes
+	rows    boxes
+}
+
+// productLaunch is a launch of product_sm90.cuh; what is nil is absent.
+type productLaunch struct {
+	pairs   [2]pairBoxes
+	inputs  [2]boxes
+	outputs [3]boxes
+	boxRows int64        // of inputs and outputs
+	left    boxes        // of the depth kind, whose right operand is the first pair's rows
+	result  *weightBoxes // of the depth kind, in place of outputs
+	// nil where all rows are of one group
+	ends                        *tensor.View
+	biases                      [2]*tensor.View
+	scales, rowSums, columnSums *tensor.View
+	rows, columns               int64
+	rightOfTile                 int64 // columns of the right operand, of the depth kind
+	biasStride                  int64
+	band, shift                 int64
+	across, gateFirst           bool
+	adds                        bool  // a run may add to the result
+	blocks                      int64 // the most that have tiles
+}
+
+// ragged adds maps of matrices of rows that end where a copy says, or none.
+func (p *parameters) ragged(rows int64, matrices ...boxes) {
+	for _, m := range matrices {
+		if m.view == nil {
+			p.zeros(mapBytes)
+			continue
+		}
+		row := m.rowStride
+		p.tensorMap(m.view, []int64{m.columns, raggedRows, raggedEnd, raggedEnd}, []int64{row, row, (1<<35)/m.view.DType.Size() - row},
+			[]int64{mapColumns, rows, 1, 1})
 	}
 }
 
-// gatedBy makes another product's right operand the gate's: a tile has half of the columns of each.
-func (l *productLaunch) gatedBy(gate *onePass) {
-	l.rights[1] = boxes{gate.views[lower.Right], gate.right}
-	l.across = ceilDiv(l.product.columns, l.tileColumns/2)
+// ofGroups adds maps of a matrix for each group, or none.
+func (p *parameters) ofGroups(weights ...*weightBoxes) {
+	for _, w := range weights {
+		if w == nil {
+			p.zeros(mapBytes)
+			continue
+		}
+		p.tensorMap(w.view, []int64{w.inner, w.outer, w.groups}, []int64{w.outerStride, w.groupStride}, []int64{w.columns, operandRows, 1})
+	}
+}
+
+// add adds the launch of a kernel.
+func (l *productLaunch) add(b *builder, function string) {
+	p := &parameters{}
+	if l.result != nil {
+		p.ragged(operandRows, l.left)
+		p.zeros(mapBytes)
+	} else {
+		p.ofGroups(l.pairs[0].weights[:]...)
+	}
+	p.ofGroups(l.pairs[1].weights[:]...)
+	p.ragged(operandRows, l.pairs[0].rows, l.pairs[1].rows)
+	p.ragged(l.boxRows, l.inputs[:]...)
+	wanted := int64(0)
+	for i, output := range l.outputs {
+		if output.view != nil {
+			wanted |= 1 << i
+		}
+	}
+	if l.result != nil {
+		p.ofGroups(l.result)
+		p.ragged(l.boxRows, l.outputs[1:]...)
+		wanted = 1
+	} else {
+		p.ragged(l.boxRows, l.outputs[:]...)
+	}
+	for _, v := range []*tensor.View{l.ends, l.biases[0], l.biases[1], l.scales, l.rowSums, l.columnSums} {
+		p.address(v)
+	}
+	p.numbers(numbers{})
+	groups := int64(1)
+	if l.ends != nil {
+		groups = l.ends.Shape[0]
+	}
+	p.sizes(groups, l.rows, l.pairs[0].rows.columns, l.pairs[1].rows.columns, l.columns, l.rightOfTile, l.biasStride, l.band)
+	p.bool(l.across)
+	p.sizes(l.shift)
+	p.bool(l.gateFirst)
+	p.accumulate(l.adds)
+	p.sizes(wanted)
+	p.zeros(sm90Parameters - len(p.bytes))
+	q := p.launch(function, l.blocks)
+	q.block[0], q.shared = sm90Threads, sm90Shared
+	b.launch(step{general: q})
+}
+
+// dense is the launch of a product with tiles of so many rows, and how many of those there are.
+// Bands of tiles have what they share in the second cache.
+func (b *builder) dense(o *onePass, tileRows int64) (l *productLaunch, down int64) {
+	const bandOfTiles, forthAndBack = 16, -1
+	down = ceilDiv(o.rows, tileRows)
+	l = &productLaunch{
+		rows: o.rows, columns: o.columns, boxRows: forwardRows, band: bandOfTiles, shift: forthAndBack, across: true,
+		blocks: min(down*ceilDiv(o.columns, tileColumns), int64(b.device.processors)),
+	}
+	l.pairs[0] = pairBoxes{[2]*weightBoxes{o.weight()}, boxes{o.views[lower.Left], o.left}}
+	return l, down
 }
 
 // takes gives a launch tensors of the result's shape, and tells whether boxes can be copied of all.
-func (l *productLaunch) takes(places []boxes, tensors ...*tensor.View) bool {
+func takes(places []boxes, tensors ...*tensor.View) bool {
 	for i, v := range tensors {
 		var fits bool
 		if places[i], fits = boxesOf(v); !fits {
@@ -108,48 +212,9 @@ func (l *productLaunch) takes(places []boxes, tensors ...*tensor.View) bool {
 	return true
 }
 
-// function is the kernel of a family and a formula for this launch.
-func (l *productLaunch) function(family, formula string) string {
-	return fmt.Sprintf("%s_%s_%s_%s_%d", family, formula, l.builder.dt.Short(), form(l.product.across), l.tileColumns)
-}
-
-// add adds the launch.
-func (l *productLaunch) add(function string) {
-	o, b := l.product, l.builder
-	rightRows := l.tileColumns
-	if l.rights[1].view != nil {
-		rightRows /= 2
-	}
-	if o.across {
-		rightRows = sm90Depth
-	}
-	p := &parameters{}
-	add := func(rows int64, all ...boxes) {
-		for _, m := range all {
-			if m.view == nil {
-				p.zeros(mapBytes)
-				continue
-			}
-			p.tensorMap(m.view, []int64{m.columns, m.rows}, []int64{m.rowStride}, []int64{mapColumns, rows})
-		}
-	}
-	add(sm90Rows, boxes{o.views[lower.Left], o.left})
-	add(rightRows, l.rights[:]...)
-	add(storedRows, l.inputs[:]...)
-	add(storedRows, l.outputs[:]...)
-	wanted := int64(0)
-	for i, output := range l.outputs {
-		if output.view != nil {
-			wanted |= 1 << i
-		}
-	}
-	for _, bias := range l.biases {
-		p.address(bias)
-	}
-	p.address(l.sums)
-	p.numbers(numbers{})
-	p.sizes(o.depth, o.columns, l.down, l.across, min(l.down, bandOfTiles), wanted)
-	b.launchSM90(p, function, min(l.down*l.across, int64(b.device.processors)))
+// denseKernel is the kernel of a family and a formula for tiles of so many rows.
+func (b *builder) denseKernel(family, formula string, o *onePass, tileRows int64) string {
+	return fmt.Sprintf("%s_%s_%s_%s_%d", family, formula, b.dt.Short(), form(o.across), tileRows)
 }
 
 // form names how a right operand lies: with contiguous columns, or a contiguous depth.
@@ -160,22 +225,10 @@ func form(across bool) string {
 	return "nt"
 }
 
-// launchSM90 adds the launch of a kernel of product_sm90.cuh or grouped_sm90.cuh.
-func (b *builder) launchSM90(p *parameters, function string, blocks int64) {
-	p.zeros(sm90Parameters - len(p.bytes))
-	l := p.launch(function, blocks)
-	l.block[0], l.shared = sm90Threads, sm90Shared
-	b.launch(step{general: l})
-}
-
-// bandOfTiles is how many rows of tiles are walked together, so that what they share stays in the
-// second cache.
-const bandOfTiles = 16
-
-// The columns that tiles have.
+// The rows that tiles have.
 const narrowTile, wideTile = 128, 192
 
-// byWay is a tile's columns: those of the builder's way, or what a rule says.
+// byWay is a tile's rows: those of the builder's way, or what a rule says.
 func (b *builder) byWay(rule int64) int64 {
 	switch b.way {
 	case narrow:
@@ -187,7 +240,7 @@ func (b *builder) byWay(rule int64) int64 {
 	}
 }
 
-// fewestIdle chooses a tile's columns. The wider tile reads less for each product; the other one
+// fewestIdle chooses a tile's rows. The wider tile reads less for each product; the other one
 // may leave fewer processors idle in the last round.
 func (o *onePass) fewestIdle(processors int) int64 {
 	const worth = 1.05
@@ -197,10 +250,10 @@ func (o *onePass) fewestIdle(processors int) int64 {
 	return wideTile
 }
 
-// used is the part of all processors' time that goes into elements, with tiles of so many columns:
-// the rest is that of tiles' empty rows and columns, and of a last round that is not full.
-func (o *onePass) used(processors int, columns int64) float64 {
-	tiles := ceilDiv(o.rows, sm90Rows) * ceilDiv(o.columns, columns)
+// used is the part of all processors' time that goes into elements, with tiles of so many rows: the
+// rest is that of tiles' empty rows and columns, and of a last round that is not full.
+func (o *onePass) used(processors int, tileRows int64) float64 {
+	tiles := ceilDiv(o.rows, tileRows) * ceilDiv(o.columns, tileColumns)
 	rounds := ceilDiv(tiles, int64(processors))
-	return float64(o.rows*o.columns) / float64(rounds*int64(processors)*sm90Rows*columns)
+	return float64(o.rows*o.columns) / float64(rounds*int64(processors)*tileRows*tileColumns)
 }

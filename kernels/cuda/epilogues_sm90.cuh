@@ -1,25 +1,52 @@
-// Epilogues of the products of groups whose results have a group's rows (grouped_sm90.cuh).
+// Epilogues of products whose results have rows (product_sm90.cuh).
 #pragma once
 
 #include <type_traits>
 
-#include "grouped_tiles_sm90.cuh"
+#include "gate.cuh"
+#include "sm90.cuh"
 
-namespace epigrad::sm90::grouped {
+namespace epigrad::sm90 {
 
-// Epilogues of the rows kind have what product_sm90.cuh says of them, for two rows of a column, and
+// Pairs are two neighbours as they lie in memory.
+template <class Storage>
+EPG_INLINE uint32_t pair_of(float first, float second);
+template <>
+EPG_INLINE uint32_t pair_of<bf16>(float first, float second) {
+  return pack_bf16(first, second);
+}
+template <>
+EPG_INLINE uint32_t pair_of<f16>(float first, float second) {
+  return pack_f16(first, second);
+}
+template <class Storage>
+EPG_INLINE float2 numbers_of(uint32_t pair);
+template <>
+EPG_INLINE float2 numbers_of<bf16>(uint32_t pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+template <>
+EPG_INLINE float2 numbers_of<f16>(uint32_t pair) {
+  return make_float2(unpack_f16(static_cast<uint16_t>(pair)), unpack_f16(static_cast<uint16_t>(pair >> 16)));
+}
+
+// An epilogue is a struct with
 //
+//   rights             the weights, each of which gives a sum
+//   inputs, outputs    the tensors of the result's shape that it reads, and the most that it writes:
+//                      a run may want fewer
 //   box_rows           rows of the boxes that come and leave
-//   strip_rows         how many rows share their code: that of all boxes would not fit into the
-//                      instruction cache
 //   interleaved        whether columns alternate between the value's and the gate's
-//   scaled             whether rows have scales, and numbers are added up along rows and columns
+//   backward           whether it takes a row's scale, and gives numbers to be added up along rows
+//                      and columns; the others add biases to the sums
 //   sums               how many are added up along columns
 //   output_of(box)     which output a slot's box belongs to
 //   column_of(box, c)  the box's first column, where the slot has columns from c on
+//   apply(p, ...)      from two rows of a column: the pairs of outputs as they are stored, and the
+//                      numbers to be added up
 struct Boxes {
-  static constexpr bool interleaved = false, scaled = false;
-  static constexpr int sums = 1;
+  static constexpr int box_rows = 32, sums = 1;
+  static constexpr bool interleaved = false, backward = false;
   EPG_INLINE static constexpr int output_of(int box) { return box; }
   EPG_INLINE static constexpr int column_of(int, int column) { return column; }
 };
@@ -27,43 +54,54 @@ struct Boxes {
 // Linear is out = sum + bias.
 template <class Storage, class Activation>
 struct Linear : Boxes {
-  static constexpr int rights = 1, inputs = 0, outputs = 1, box_rows = 32, strip_rows = 32;
-  static constexpr bool biased = true;
+  static constexpr int rights = 1, inputs = 0, outputs = 1;
   EPG_INLINE static void apply(const Parameters<float> &, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
     y[0] = pair_of<Storage>(sum[0].x, sum[0].y);
   }
 };
 
+// Forward is out = act(pre) and pre = sum + bias, which the activation reads as it is stored.
 template <class Storage, class Activation>
-struct Forward : Boxes, sm90::Forward<Storage, Activation> {
-  static constexpr int box_rows = 32, strip_rows = 32;
+struct Forward : Boxes {
+  static constexpr int rights = 1, inputs = 0, outputs = 2;
+  EPG_INLINE static void apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
+    y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
+    const float2 x = numbers_of<Storage>(y[1]);
+    y[0] = pair_of<Storage>(Activation::value(x.x, Activation::parts(x.x, p)), Activation::value(x.y, Activation::parts(x.y, p)));
+  }
 };
 
+// Gated is out = value act(gate), and value and gate, which are sums and biases. They are read as
+// they are stored.
 template <class Storage, class Gate>
-struct Gated : Boxes, sm90::Gated<Storage, Gate> {
-  static constexpr int box_rows = 32, strip_rows = 32;
-};
-
-// GatedInterleaved has one map of value and gate: a slot has 64 columns of the output, and 128 of
-// those.
-template <class Storage, class Gate>
-struct GatedInterleaved {
-  static constexpr int rights = 2, inputs = 0, outputs = 3, box_rows = 32, strip_rows = 32;
-  static constexpr bool biased = true, interleaved = true, scaled = false;
-  EPG_INLINE static constexpr int output_of(int box) { return box > 0; }
-  EPG_INLINE static constexpr int column_of(int box, int column) { return box > 0 ? 2 * column + 64 * (box - 1) : column; }
+struct Gated : Boxes {
+  static constexpr int rights = 2, inputs = 0, outputs = 3;
+  EPG_INLINE static void apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
+    y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
+    y[2] = pair_of<Storage>(sum[1].x, sum[1].y);
+    y[0] = output(p, y[1], y[2]);
+  }
   EPG_INLINE static uint32_t output(const Parameters<float> &p, uint32_t values, uint32_t gates) {
     const float2 value = numbers_of<Storage>(values), gate = numbers_of<Storage>(gates);
     return pair_of<Storage>(Gate::output(Gate::parts(value.x, gate.x, p)), Gate::output(Gate::parts(value.y, gate.y, p)));
   }
 };
 
+// GatedInterleaved has one map of value and gate: a slot has 64 columns of the output, and 128 of
+// those.
+template <class Storage, class Gate>
+struct GatedInterleaved : Gated<Storage, Gate> {
+  static constexpr bool interleaved = true;
+  EPG_INLINE static constexpr int output_of(int box) { return box > 0; }
+  EPG_INLINE static constexpr int column_of(int box, int column) { return box > 0 ? 2 * column + 64 * (box - 1) : column; }
+};
+
 // Sloped is grad_pre = scale sum act'(pre), whose columns are added up before it is rounded, and
 // out = scale act(pre). The sums along a row are those of sum act(pre).
 template <class Storage, class Activation>
 struct Sloped : Boxes {
-  static constexpr int rights = 1, inputs = 1, outputs = 2, sums = 1, box_rows = 16, strip_rows = 48;
-  static constexpr bool biased = false, scaled = true;
+  static constexpr int rights = 1, inputs = 1, outputs = 2, box_rows = 16;
+  static constexpr bool backward = true;
   using Formula = Activation;
   using Plain = Activation;
   EPG_INLINE static bool is_plain(const Parameters<float> &) { return true; }
@@ -86,8 +124,8 @@ struct Sloped : Boxes {
 // GatedSloped is the gradients of value act(gate) by both, and scale value act(gate), likewise.
 template <class Storage, class Gate>
 struct GatedSloped : Boxes {
-  static constexpr int rights = 1, inputs = 2, outputs = 3, sums = 2, box_rows = 16, strip_rows = 48;
-  static constexpr bool biased = false, scaled = true;
+  static constexpr int rights = 1, inputs = 2, outputs = 3, box_rows = 16, sums = 2;
+  static constexpr bool backward = true;
   using Formula = Gate;
   using Plain = typename Gate::Plain;
   EPG_INLINE static bool is_plain(const Parameters<float> &p) { return Gate::is_plain(p); }
@@ -112,20 +150,20 @@ struct GatedSloped : Boxes {
 
  private:
   template <class Chosen>
-  static constexpr bool unlimited = std::is_same_v<Chosen, Plain>;
+  static constexpr bool limited = !std::is_same_v<Chosen, Plain>;
   // Both sides of the choice are computed: a branch for each element costs more.
   template <class Chosen>
   EPG_INLINE static float grad_gate_of(float g, const typename Chosen::Parts &parts) {
-    if constexpr (unlimited<Chosen>) {
-      return Chosen::grad_gate(g, parts);
-    } else {
+    if constexpr (limited<Chosen>) {
       const float gradient = Plain::grad_gate(g, {parts.value, parts.gate, parts.of_gate});
       return parts.gate_is_clamped ? 0 : gradient;
+    } else {
+      return Chosen::grad_gate(g, parts);
     }
   }
   template <class Chosen>
   EPG_INLINE static float output_of_parts(const typename Chosen::Parts &parts) {
-    if constexpr (unlimited<Chosen>) {
+    if constexpr (!limited<Chosen> && limited<Gate>) {
       return Chosen::grad_value(parts.value, parts);
     } else {
       return Chosen::output(parts);
@@ -141,4 +179,4 @@ struct GatedSlopedInterleaved : GatedSloped<Storage, Gate> {
   EPG_INLINE static constexpr int column_of(int box, int column) { return box == 2 ? column : 2 * column + 64 * box; }
 };
 
-}  // namespace epigrad::sm90::grouped
+}  // namespace epigrad::sm90

@@ -197,7 +197,9 @@ func (b *builder) dense(o *onePass, tileRows int64) (l *productLaunch, down int6
 		rows: o.rows, columns: o.columns, boxRows: forwardRows, band: bandOfTiles, shift: forthAndBack, across: true,
 		blocks: min(down*ceilDiv(o.columns, tileColumns), int64(b.device.processors)),
 	}
-	l.pairs[0] = pairBoxes{[2]*weightBoxes{o.weight()}, boxes{o.views[lower.Left], o.left}}
+	for i := 0; o != nil; i, o = i+1, o.more {
+		l.pairs[i] = pairBoxes{[2]*weightBoxes{o.weight()}, boxes{o.views[lower.Left], o.left}}
+	}
 	return l, down
 }
 

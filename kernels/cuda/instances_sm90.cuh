@@ -1,5 +1,5 @@
-// The kernels that are products and epilogues in one, for Hopper (product_sm90.cuh). Each family and
-// dtype is a source, so that they compile beside each other:
+// The kernels that are products and epilogues in one, for Hopper (product_sm90.cuh). Each family
+// and dtype is a source, so that they compile beside each other:
 //
 //   gemm_epilogue_sm90_<activation>_<dtype>_<form>_<rows>     act(x weight + bias)
 //   hidden_backward_sm90_<activation>_<dtype>_<form>_<rows>   (x weight) act'(pre), its column sums,

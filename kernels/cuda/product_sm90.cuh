@@ -6,11 +6,11 @@
 //
 // in half types, with sums in float. Rows are sorted by group (expert), and ends[e] is where those
 // of group e end; a dense layer is one group. The device alone knows the rows of a group, so one
-// block runs on each processor, and finds its tiles from the ends. It has three groups of four
-// warps:
+// block runs on each processor, and finds its tiles from the ends; those of a dense layer are
+// known. It has three groups of four warps:
 //
-//   loader      one thread copies tiles of the operands into a ring of stages; the other warps of
-//               its group have nothing to do
+//   loader      one thread copies tiles of the operands into a ring of stages, and another one
+//               prefetches a dense layer's maps; the other warps have nothing to do
 //   consumers   two groups, which take tiles in turns: while one multiplies, the other one has its
 //               epilogue
 //
@@ -24,7 +24,7 @@
 //
 // An epilogue's results leave by way of shared memory, in boxes that the copy engine writes. A slot
 // has the boxes of all outputs, which the inputs arrive in, some boxes ahead; its first warps move
-// one of them each.
+// one of them each. A dense forward has no inputs, and larger boxes, which one thread moves.
 //
 // Each result element is formed by one thread, in the order of the depth. Neither the number of
 // processors nor neighbours change its bits.
@@ -84,6 +84,41 @@ EPG_INLINE void load_operands(const ProductParameters &p, uint32_t shared, const
   }
 }
 
+// load_dense copies those of a dense layer, in as few boxes as can be: each has all rows of a tile,
+// but for a weight whose columns are contiguous. Whole stages come, and what is beyond is zeros.
+template <class P>
+EPG_INLINE void load_dense(const ProductParameters &p, uint32_t shared, const uint8_t *memory) {
+  using Shared = typename P::Shared;
+  using Epilogue = typename P::Epilogue;
+  constexpr bool halves = Epilogue::rights == 2;
+  Place<P::stages> place;
+  for (Walk<P> walk(p, memory); walk.more(); walk.next()) {
+    const Tile t = walk.tile();
+#pragma unroll 1
+    for (int pair = 0; pair < most_pairs; pair++) {
+      const TensorMap *const weights = p.left[pair], *const rows = &p.right[pair];
+      const int depths = p.depths[pair];
+#pragma unroll 1
+      for (int depth = 0; depth < depths; depth += tile_depth, place.next()) {
+        const uint32_t full = shared + Shared::full_at + 8 * place.stage;
+        const uint32_t left = shared + place.stage * Shared::stage_bytes, right = left + left_bytes;
+        barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
+        barrier_announce(full, Shared::stage_bytes);
+        load_ragged_box(rows, right, full, t.right, depth, p.rows);
+        if constexpr (!P::across_left && !halves) {
+          load_box(weights, left, full, t.left, depth, 0);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            const int column = halves ? t.left : t.left + 64 * i;
+            load_box(weights + (halves ? i : 0), left + i * block_bytes, full, P::across_left ? depth : column, P::across_left ? column : depth, 0);
+          }
+        }
+      }
+    }
+  }
+}
+
 // Consumer is one of the two groups.
 template <class P>
 struct Consumer {
@@ -109,6 +144,8 @@ struct Consumer {
 
   // The first lane of warp i moves box i of all slots: what the epilogue reads comes where what it
   // leaves will lie. Copies of one thread are in order, so that a box is free for those after it.
+  // One thread moves all of the large boxes: addresses of their maps are then constants.
+  EPG_INLINE bool is_mover() const { return P::large_boxes ? thread == 0 : lane == 0 && warp < P::outputs; }
   EPG_INLINE bool reads() const { return P::inputs > 0 && (P::of_rows || p.accumulate); }
   EPG_INLINE uint32_t slot_at() const { return slot_at(slot.stage); }
   EPG_INLINE uint32_t slot_at(int stage) const { return shared + Shared::slots_at + (group * slots + stage) * Shared::slot_bytes; }
@@ -136,26 +173,36 @@ struct Consumer {
 #pragma unroll 1
     for (int n = 0; n < slots; n++) prepare_slot(t, n, (slot.stage + n) % slots);
   }
+  // wait_for_slot waits until a slot can be written: its boxes have come, or large ones have left.
   EPG_INLINE void wait_for_slot() const {
+    if constexpr (P::large_boxes) {
+      if (is_mover()) stores_have_read<slots - 1>();
+      meet_group();
+    }
     if (reads()) barrier_wait(ready_at(slot.stage), slot.round & 1);
   }
   // leave_slot has the next box leave once all warps have written theirs, and the slot of the box
-  // that left `lag` before it take one more. All then know that this slot is free.
+  // that left `lag` before it take one more. All then know that this slot is free, unless boxes are
+  // large.
   EPG_INLINE void leave_slot(const Tile &t, int along, int set) {
-    const bool moves = lane == 0 && warp < P::outputs;
+    const bool moves = is_mover();
     const int n = along / P::box_step * P::sets + set;
     show_to_copies();
-    if (moves) stores_have_read<lag - 1>();
+    if (moves && !P::large_boxes) stores_have_read<lag - 1>();
     meet_group();
     if (moves) {
-      const uint32_t from = slot_at(slot.stage) + warp * P::box_bytes;
-      if constexpr (P::of_rows) {
+      if constexpr (P::large_boxes) {
+#pragma unroll
+        for (int i = 0; i < P::outputs; i++)
+          if (p.wanted >> i & 1) store_ragged_box(&p.outputs[i], slot_at() + i * P::box_bytes, t.right + along, t.left + 64 * set, t.right + t.width);
+      } else if constexpr (P::of_rows) {
         using Epilogue = typename P::Epilogue;
         const int output = Epilogue::output_of(warp);
+        const uint32_t from = slot_at() + warp * P::box_bytes;
         if (p.wanted >> output & 1)
           store_ragged_box(&p.outputs[output], from, t.right + along, Epilogue::column_of(warp, t.left + 64 * set), t.right + t.width);
       } else {
-        store_box(&p.outputs[0], from, row_of(t, along, set), column_of(t, along, set), t.group);
+        store_box(&p.outputs[0], slot_at() + warp * P::box_bytes, row_of(t, along, set), column_of(t, along, set), t.group);
       }
       end_stores();
       if (reads() && warp < P::inputs && n >= lag) prepare_slot(t, n - lag + slots, (slot.stage + slots - lag) % slots);
@@ -561,7 +608,7 @@ struct Consumer {
         store_interleaved(sums, t, biases);
       } else if constexpr (!Epilogue::backward) {
         store_rows<void, false>(sums, t, biases);
-      } else if constexpr (!P::grouped) {  // a dense gated layer has no kernel for sums along columns
+      } else if constexpr (!P::grouped) {  // a dense gated layer has no sums along columns
         store_rows<typename Epilogue::Formula, Epilogue::sums == 1>(sums, t, biases);
       } else if (!p.column_sums && Epilogue::is_plain(Parameters<float>(p.parameters))) {
         store_rows<typename Epilogue::Plain, false>(sums, t, biases);
@@ -614,13 +661,21 @@ EPG_INLINE void product(const ProductParameters &p) {
     prefetch_map(&p.left[0][0]);
     prefetch_map(&p.right[0]);
   }
-  make_tables<P>(p, memory);
+  if constexpr (P::grouped) make_tables<P>(p, memory);
   __syncthreads();
   if (__shfl_sync(~0u, threadIdx.x / group_threads, 0) == 0) {
-    give_registers<40>();
-    if (threadIdx.x == 0) load_operands<P>(p, shared, memory);
+    give_registers<P::grouped ? 40 : 24>();
+    if constexpr (P::grouped) {
+      if (threadIdx.x == 0) load_operands<P>(p, shared, memory);
+    } else {
+      if (threadIdx.x == 0) load_dense<P>(p, shared, memory);
+      if (threadIdx.x == 32) {
+        for (int i = 0; i < P::outputs; i++)
+          if (p.wanted >> i & 1) prefetch_map(&p.outputs[i]);
+      }
+    }
   } else {
-    take_registers<232>();
+    take_registers<P::grouped ? 232 : 240>();
     Consumer<P>(p, memory, __shfl_sync(~0u, threadIdx.x / group_threads, 0) - 1).run();
   }
 }

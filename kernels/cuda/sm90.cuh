@@ -44,8 +44,8 @@ EPG_INLINE void barriers_are_made() { asm volatile("fence.mbarrier_init.release.
 EPG_INLINE void meet(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 EPG_INLINE void leave(int number, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
-// Copies of a box of one group's matrix, whose first element is at (row, column), of a map whose last
-// coordinate is the group. Elements beyond the matrix are read as zeros, and not written.
+// Copies of a box of one group's matrix, whose first element is at (row, column), of a map whose
+// last coordinate is the group. Elements beyond the matrix are read as zeros, and not written.
 EPG_INLINE void load_box(const TensorMap *map, uint32_t to, uint32_t barrier, int row, int column, int group) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to), "l"(map), "r"(barrier),
                "r"(column), "r"(row), "r"(group)
@@ -207,9 +207,9 @@ constexpr bool is_bf16<bf16> = true;
   if constexpr (width == columns && is_bf16<Storage>) EPG_MULTIPLY(columns, "bf16", registers, __VA_ARGS__); \
   if constexpr (width == columns && !is_bf16<Storage>) EPG_MULTIPLY(columns, "f16", registers, __VA_ARGS__)
 
-// multiply is sums (+)= left rightᵀ of 64 rows, the first `width` columns and 16 of the depth; either
-// operand may lie across. The lane of sum 4 i + j has column 8 i + 2 (lane % 4) + j % 2 of row
-// 16 warp + lane / 4 + 8 (j / 2).
+// multiply is sums (+)= left rightᵀ of 64 rows, the first `width` columns and 16 of the depth;
+// either operand may lie across. The lane of sum 4 i + j has column 8 i + 2 (lane % 4) + j % 2 of
+// row 16 warp + lane / 4 + 8 (j / 2).
 template <class Storage, int width, bool across_left, bool across_right, int room>
 EPG_INLINE void multiply(float (&s)[room], uint32_t lower_left, uint32_t lower_right, int add) {
   const uint64_t left = described(lower_left), right = described(lower_right);

@@ -22,8 +22,9 @@ constexpr int forth_and_back = -1;
 // nt, and the columns are where it is nn.
 //
 // Rows kind, where `pair` counts the products that are added up:
-//   left      [pair] the weight, box {64, 64, 1}; of halves [0] is the value's and [1] the gate's
-//   right     [pair] x, ragged, box {64, 64, 1, 1}
+//   left      [pair] the weight, box {64, 64, 1}, or {64, 128, 1} of a dense layer's single weight
+//             that is nt; of halves [0] is the value's and [1] the gate's
+//   right     [pair] x, ragged, box {64, 64, 1, 1}, or {64, tile_right, 1, 1} of a dense layer
 //   inputs    ragged, box {64, box_rows, 1, 1}
 //   outputs   likewise
 //
@@ -52,7 +53,7 @@ constexpr int forth_and_back = -1;
 constexpr int most_pairs = 2;
 struct ProductParameters {
   TensorMap left[most_pairs][2], right[most_pairs], inputs[2], outputs[3];
-  const int32_t *ends;                 // [groups], not falling; null: one group has all rows
+  const int32_t *ends;                 // [groups], not falling; null: a dense layer
   const void *biases[2];               // [groups, columns] each, or null
   const float *scales;                 // [rows], or null: ones
   float *row_sums;                     // [4 ceil(columns / 128), rows], or null
@@ -63,14 +64,13 @@ struct ProductParameters {
   int32_t columns;             // of out or hidden; depth kind: m, or n where it is turned
   int32_t right_columns;       // depth kind: n, or m
   int32_t bias_stride;         // elements from one group's bias to the next one's
-  int32_t band;                // tiles, down or across, that are walked together
-  int32_t across;              // whether a band's tiles are beside each other: of a group's columns
-  int32_t shift;               // forth_and_back, or places that a block's tile goes on by in each round
+  int32_t band;                // tiles walked together: of groups down, of a layer across
+  int32_t shift;               // of groups: places that a tile goes on by, or forth_and_back
   int32_t gate_first;          // whether the gate comes before the value, in pairs or as halves
   int32_t accumulate;          // depth kind: add to what is there, before it is rounded
   uint32_t wanted;             // bit i: outputs[i]
 };
-static_assert(sizeof(ProductParameters) == 1600, "go/backend/cuda has the same layout");
+static_assert(sizeof(ProductParameters) == 1536, "go/backend/cuda has the same layout");
 
 // What all tiles have: so many of the left operand's columns or rows, and steps along the depth.
 constexpr int tile_left = 128, tile_depth = 64;
@@ -98,8 +98,8 @@ struct Memory {
 };
 
 // OfRows is a kernel of the rows kind; form is nt or nn, of the weight. A box has 64 columns of the
-// result and box_rows rows. A tile of groups multiplies as many rows as it has, in steps of 16; that
-// of a dense layer always multiplies all.
+// result and box_rows rows. A tile of groups multiplies as many rows as it has, in steps of 16;
+// that of a dense layer always multiplies all.
 template <class Storage_, bool form, class Epilogue_, int tile_rows = group_tile, bool grouped_ = true>
 struct OfRows {
   using Storage = Storage_;
@@ -107,7 +107,9 @@ struct OfRows {
   static constexpr bool of_rows = true, grouped = grouped_, turned = false, across_left = form, across_right = false;
   static constexpr bool scaled = grouped && Epilogue::backward, biased = !Epilogue::backward;
   static constexpr int tile_right = tile_rows, step = grouped ? 16 : tile_rows;
-  static constexpr int box_rows = Epilogue::box_rows, box_step = box_rows, box_bytes = box_rows * 128;
+  // A dense forward has few and large boxes.
+  static constexpr bool large_boxes = !grouped && !Epilogue::backward;
+  static constexpr int box_rows = large_boxes ? 64 : Epilogue::box_rows, box_step = box_rows, box_bytes = box_rows * 128;
   // How many rows share their code: that of all boxes would not fit into the instruction cache.
   static constexpr bool moves_sums = Epilogue::backward;
   static constexpr int strip_rows = moves_sums ? tile_rows / 4 : box_rows;
@@ -115,7 +117,7 @@ struct OfRows {
   static constexpr int columns = tile_left / Epilogue::rights, sets = columns / 64;
   static constexpr int inputs = Epilogue::inputs, outputs = Epilogue::outputs;
   static constexpr int stages = tile_rows == 128 && inputs == 0 && Epilogue::rights == 1 ? 5 : 4;
-  using Shared = Memory<tile_right, stages, outputs, box_bytes, grouped ? most_groups : 1, scaled>;
+  using Shared = Memory<tile_right, stages, outputs, box_bytes, grouped ? most_groups : 0, scaled>;
   static_assert(inputs <= outputs, "inputs lie where outputs will");
 };
 
@@ -124,11 +126,11 @@ struct OfRows {
 template <class Storage_, bool in_float_, bool turned_>
 struct OfDepth {
   using Storage = Storage_;
-  static constexpr bool of_rows = false, biased = false, scaled = false, across_left = true, across_right = true, in_float = in_float_, turned = turned_;
+  static constexpr bool of_rows = false, grouped = true, biased = false, scaled = false, large_boxes = false, moves_sums = false;
+  static constexpr bool across_left = true, across_right = true, in_float = in_float_, turned = turned_;
   static constexpr int tile_right = group_tile, step = 64, stages = 4;
   static constexpr int box_columns = in_float ? 32 : 64, box_step = box_columns, box_bytes = 64 * 128;
   static constexpr int columns = tile_left, sets = 2, inputs = 1, outputs = 1;
-  static constexpr bool moves_sums = false;
   using Shared = Memory<tile_right, stages, 1, box_bytes, most_groups, false>;
   static_assert(!(turned && in_float), "boxes of float are of the left operand's rows");
 };
@@ -157,7 +159,7 @@ template <class P>
 EPG_INLINE void make_tables(const ProductParameters &p, uint8_t *memory) {
   int32_t *ends = reinterpret_cast<int32_t *>(memory + P::Shared::ends_at), *table = reinterpret_cast<int32_t *>(memory + P::Shared::table_at);
   int32_t *total = reinterpret_cast<int32_t *>(memory + P::Shared::total_at);
-  for (int e = threadIdx.x; e < p.groups; e += threads) ends[e] = p.ends ? __ldg(p.ends + e) : p.rows;
+  for (int e = threadIdx.x; e < p.groups; e += threads) ends[e] = __ldg(p.ends + e);
   __syncthreads();
   const auto rows_of = [&](int e) { return ends[e] - (e > 0 ? ends[e - 1] : 0); };
   if constexpr (!P::of_rows) {
@@ -192,7 +194,7 @@ EPG_INLINE void make_tables(const ProductParameters &p, uint8_t *memory) {
 }
 
 // Walk gives a block's tiles one after the other.
-template <class P>
+template <class P, bool grouped = P::grouped>
 struct Walk {
   const ProductParameters &p;
   const int32_t *const ends, *const table, *const total;
@@ -253,11 +255,10 @@ struct Walk {
   EPG_INLINE int tiles_across() const { return P::of_rows ? up(p.columns, P::columns) : up(p.right_columns, P::tile_right); }
   // Bands of tiles keep what they share in the cache.
   EPG_INLINE void find(int n, int tiles_down, int tiles_across, int &down, int &across) const {
-    const int in_band = p.band * (p.across ? tiles_down : tiles_across), first = n / in_band * p.band, rest = n % in_band;
-    const int height = min(p.band, (p.across ? tiles_across : tiles_down) - first);
-    const int along = first + rest % height, other = rest / height;
-    down = p.across ? other : along;
-    across = p.across ? along : other;
+    const int in_band = p.band * tiles_across, first = n / in_band * p.band, rest = n % in_band;
+    const int height = min(p.band, tiles_down - first);
+    down = first + rest % height;
+    across = rest / height;
   }
   EPG_INLINE int next_place() const {
     const int blocks = static_cast<int>(gridDim.x);
@@ -270,6 +271,37 @@ struct Walk {
       const int tile_of_rows = number / tiles_across();
       while (tile_of_rows >= table[group]) before = table[group++];
     }
+  }
+};
+
+// A dense layer's tiles need no tables.
+template <class P>
+struct Walk<P, false> {
+  const ProductParameters &p;
+  const int down, across;  // tiles
+  int number = blockIdx.x;
+
+  EPG_INLINE Walk(const ProductParameters &parameters, const uint8_t *)
+      : p(parameters), down(up(parameters.rows, P::tile_right)), across(up(parameters.columns, P::columns)) {}
+
+  EPG_INLINE bool more() const { return number < down * across; }
+  EPG_INLINE bool one_more() const { return number + static_cast<int>(gridDim.x) < down * across; }
+  EPG_INLINE void next() { number += static_cast<int>(gridDim.x); }
+
+  EPG_INLINE Tile tile() const {
+    const unsigned in_band = p.band * down, band = static_cast<unsigned>(number) / in_band, rest = number - band * in_band;
+    const unsigned height = min(p.band, across - static_cast<int>(band) * p.band), other = rest / height, along = rest - other * height;
+    Tile t;
+    t.group = 0;
+    t.left = (band * p.band + along) * P::columns;
+    t.right = other * P::tile_right;
+    t.width = min(P::tile_right, p.rows - t.right);
+    t.begin = t.right;
+    t.end = t.right + t.width;
+    t.steps = up(p.depths[0], tile_depth) + up(p.depths[1], tile_depth);
+    t.last = 4;
+    t.number = other;
+    return t;
   }
 };
 

@@ -179,7 +179,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	}
 	b.ways = []way{narrow, separated}
 	l, down := b.dense(&o, narrowTile)
-	l.pairs[0].weights[1] = other.weight()
+	l.pairs[0].weights = [2]*weightBoxes{o.weight(), other.weight()} // half a tile's columns each
 	l.blocks = min(down*ceilDiv(o.columns, tileColumns/2), int64(b.device.processors))
 	if !takes(l.outputs[:], p.Out, p.Value, p.Gate) {
 		b.refuse(p)

@@ -17,9 +17,11 @@ const (
 	columnSumsThreads = 128
 	// rows of a tile
 	groupedTileRows = 192
+	forthAndBack    = -1 // a launch's shift
 )
 
-// hasGroups reports whether this device has the kernels of product_sm90.cuh for a problem of groups.
+// hasGroups reports whether this device has the kernels of product_sm90.cuh for a problem of
+// groups.
 func (b *builder) hasGroups(ends *tensor.View, rows *tensor.View) bool {
 	groups := ends.Shape[0]
 	return b.dt.IsHalf() && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && !rows.IsEmpty() &&
@@ -58,9 +60,9 @@ func isPlainBias(v *tensor.View) bool {
 // columns are contiguous, else its rows are.
 func weightBoxesOf(v *tensor.View) (w *weightBoxes, across, ok bool) {
 	rows, columns := v.Shape[1], v.Shape[2]
-	w = &weightBoxes{view: v, groups: v.Shape[0], groupStride: v.Strides[0], columns: mapColumns}
+	w = &weightBoxes{view: v, groups: v.Shape[0], groupStride: v.Strides[0], boxColumns: mapColumns, boxRows: operandRows}
 	if v.DType == dtype.Float32 {
-		w.columns = floatColumns
+		w.boxColumns = floatColumns
 	}
 	switch across = v.Strides[2] == 1; {
 	case across:
@@ -91,7 +93,8 @@ func (b *builder) groupedKernel(family string, formulas []string, layout string)
 func (b *builder) ofRows(rows, ends *tensor.View, columns int64) *productLaunch {
 	const longDepth = 8192
 	l := &productLaunch{
-		ends: ends, rows: rows.Shape[0], columns: columns, band: 8, shift: 1, boxRows: forwardRows, blocks: int64(b.device.processors),
+		ends: ends, rows: rows.Shape[0], columns: columns, band: 8, shift: 1,
+		pairRows: operandRows, boxRows: forwardRows, blocks: int64(b.device.processors),
 	}
 	l.pairs[0].rows = rowsOf(rows)
 	if rows.Shape[1] >= longDepth {
@@ -261,7 +264,7 @@ func (b *builder) groupedWeightGradientSM90(left, right, out, ends *tensor.View)
 	const fewRows = 768 // of a group
 	l := &productLaunch{
 		left: rowsOf(left), result: result, ends: ends, rows: left.Shape[0], columns: left.Shape[1], rightOfTile: right.Shape[1],
-		band: 16, shift: -1, adds: true, blocks: int64(b.device.processors),
+		band: 16, shift: forthAndBack, pairRows: operandRows, adds: true, blocks: int64(b.device.processors),
 	}
 	l.pairs[0].rows = rowsOf(right)
 	if l.rows < fewRows*ends.Shape[0] {

@@ -20,13 +20,14 @@ const (
 	sm90Threads = 3 * 128
 	sm90Shared  = 227 << 10 // bytes
 	// bytes of a tensor map, and of a kernel's parameters
-	mapBytes, sm90Parameters = 128, 1600
+	mapBytes, sm90Parameters = 128, 1536
 	// columns of a tile, or of both products of a gated layer
 	tileColumns = 128
 	// columns of every box that is copied, but for those of float
 	mapColumns, floatColumns int64 = 64, 32
-	// rows of the boxes that are copied: of operands, of a forward's outputs, and of a backward's
-	operandRows, forwardRows, backwardRows int64 = 64, 32, 16
+	// rows of the boxes that are copied: of groups' operands, of outputs of a forward of groups and
+	// of a dense one, and of a backward's inputs and outputs
+	operandRows, forwardRows, denseForwardRows, backwardRows int64 = 64, 32, 64, 16
 	// sizes of a ragged map: the second, which is the most rows, and the third and fourth
 	raggedRows, raggedEnd = 1 << 30, 0x7fff0000
 	// longestBoxStride is the most elements between two rows, or groups, that boxes are copied of:
@@ -65,7 +66,8 @@ type boxes struct {
 	matrix
 }
 
-// boxesOf is a tensor as rows and columns, if boxes can be copied of it; one that is not there fits.
+// boxesOf is a tensor as rows and columns, if boxes can be copied of it; one that is not there
+// fits.
 func boxesOf(v *tensor.View) (all boxes, ok bool) {
 	if v == nil {
 		return all, true
@@ -81,14 +83,14 @@ type weightBoxes struct {
 	view                     *tensor.View
 	inner, outer, groups     int64
 	outerStride, groupStride int64
-	columns                  int64 // of a box
+	boxColumns, boxRows      int64
 }
 
 // weight is a right operand that onePassOf has found as one group's: of one group any stride will
 // do.
 func (o *onePass) weight() *weightBoxes {
 	m := o.right
-	return &weightBoxes{o.views[lower.Right], m.columns, m.rows, 1, m.rowStride, m.rowStride, mapColumns}
+	return &weightBoxes{o.views[lower.Right], m.columns, m.rows, 1, m.rowStride, m.rowStride, mapColumns, operandRows}
 }
 
 // pairBoxes is one of the products that a kernel adds up: the weight, or the value's and the
@@ -103,9 +105,11 @@ type productLaunch struct {
 	pairs   [2]pairBoxes
 	inputs  [2]boxes
 	outputs [3]boxes
-	boxRows int64        // of inputs and outputs
-	left    boxes        // of the depth kind, whose right operand is the first pair's rows
-	result  *weightBoxes // of the depth kind, in place of outputs
+	// rows of boxes: of the pairs' rows, and of inputs and outputs
+	pairRows, boxRows int64
+	// the depth kind's left operand, beside the first pair's rows, and what it has for outputs
+	left   boxes
+	result *weightBoxes
 	// nil where all rows are of one group
 	ends                        *tensor.View
 	biases                      [2]*tensor.View
@@ -114,7 +118,7 @@ type productLaunch struct {
 	rightOfTile                 int64 // columns of the right operand, of the depth kind
 	biasStride                  int64
 	band, shift                 int64
-	across, gateFirst           bool
+	gateFirst                   bool
 	adds                        bool  // a run may add to the result
 	blocks                      int64 // the most that have tiles
 }
@@ -139,7 +143,7 @@ func (p *parameters) ofGroups(weights ...*weightBoxes) {
 			p.zeros(mapBytes)
 			continue
 		}
-		p.tensorMap(w.view, []int64{w.inner, w.outer, w.groups}, []int64{w.outerStride, w.groupStride}, []int64{w.columns, operandRows, 1})
+		p.tensorMap(w.view, []int64{w.inner, w.outer, w.groups}, []int64{w.outerStride, w.groupStride}, []int64{w.boxColumns, w.boxRows, 1})
 	}
 }
 
@@ -147,13 +151,13 @@ func (p *parameters) ofGroups(weights ...*weightBoxes) {
 func (l *productLaunch) add(b *builder, function string) {
 	p := &parameters{}
 	if l.result != nil {
-		p.ragged(operandRows, l.left)
+		p.ragged(l.pairRows, l.left)
 		p.zeros(mapBytes)
 	} else {
 		p.ofGroups(l.pairs[0].weights[:]...)
 	}
 	p.ofGroups(l.pairs[1].weights[:]...)
-	p.ragged(operandRows, l.pairs[0].rows, l.pairs[1].rows)
+	p.ragged(l.pairRows, l.pairs[0].rows, l.pairs[1].rows)
 	p.ragged(l.boxRows, l.inputs[:]...)
 	wanted := int64(0)
 	for i, output := range l.outputs {
@@ -176,9 +180,7 @@ func (l *productLaunch) add(b *builder, function string) {
 	if l.ends != nil {
 		groups = l.ends.Shape[0]
 	}
-	p.sizes(groups, l.rows, l.pairs[0].rows.columns, l.pairs[1].rows.columns, l.columns, l.rightOfTile, l.biasStride, l.band)
-	p.bool(l.across)
-	p.sizes(l.shift)
+	p.sizes(groups, l.rows, l.pairs[0].rows.columns, l.pairs[1].rows.columns, l.columns, l.rightOfTile, l.biasStride, l.band, l.shift)
 	p.bool(l.gateFirst)
 	p.accumulate(l.adds)
 	p.sizes(wanted)
@@ -191,14 +193,18 @@ func (l *productLaunch) add(b *builder, function string) {
 // dense is the launch of a product with tiles of so many rows, and how many of those there are.
 // Bands of tiles have what they share in the second cache.
 func (b *builder) dense(o *onePass, tileRows int64) (l *productLaunch, down int64) {
-	const bandOfTiles, forthAndBack = 16, -1
+	const bandOfTiles = 16
 	down = ceilDiv(o.rows, tileRows)
 	l = &productLaunch{
-		rows: o.rows, columns: o.columns, boxRows: forwardRows, band: bandOfTiles, shift: forthAndBack, across: true,
+		rows: o.rows, columns: o.columns, pairRows: tileRows, boxRows: denseForwardRows, band: bandOfTiles,
 		blocks: min(down*ceilDiv(o.columns, tileColumns), int64(b.device.processors)),
 	}
 	for i := 0; o != nil; i, o = i+1, o.more {
-		l.pairs[i] = pairBoxes{[2]*weightBoxes{o.weight()}, boxes{o.views[lower.Left], o.left}}
+		weight := o.weight()
+		if !o.across {
+			weight.boxRows = tileColumns
+		}
+		l.pairs[i] = pairBoxes{[2]*weightBoxes{weight}, boxes{o.views[lower.Left], o.left}}
 	}
 	return l, down
 }

@@ -273,31 +273,6 @@ def test_hopper_has_blocks_in_one_kernel_a_product() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("rows", [1, 130, 300])
-def test_a_sum_of_two_products_is_one_kernel(rows: int, dtype: torch.dtype) -> None:
-    """The gradient to a gated layer's input, where no rule of speed takes another way."""
-    x, values, gates, grad = randoms(dtype, (rows, 136), (264, 136), (264, 136), (rows, 264))
-    pre = forward.gated_linear(x, values, gates, return_preactivation=True)[1]
-    value, gate = (half.requires_grad_() for half in pre.double().chunk(2, -1))
-    slopes = torch.autograd.grad(value * torch.nn.functional.silu(gate), (value, gate), grad.double())
-    of_value, of_gate = (slope.to(dtype).double() for slope in slopes)
-    want = of_value @ values.double() + of_gate @ gates.double()
-    terms = of_value.abs() @ values.double().abs() + of_gate.abs() @ gates.double().abs()
-
-    found = []
-    with epigrad.batch_invariant():
-        needs = (True, False, False, False, False)
-        names = kernels_of(
-            lambda: found.append(
-                backward.gated_linear_backward(grad, x, values, gates, preactivation=pre, needs=needs)[0]
-            )
-        )
-    assert sum(name.startswith("gemm_epilogue_sm90_none_") for name in names) == on_hopper(), names
-    assert found[0] is not None
-    assert_near(found[0], want, terms, 3)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_gated_layers_at_addresses_that_boxes_cannot_start_at(dtype: torch.dtype) -> None:
     x, weight, _ = addresses(dtype)
     values, gates = weight.chunk(2)

@@ -15,26 +15,18 @@ static int32_t infer(const call_arguments *a, const uint8_t *wanted, const epg_f
   return status;
 }
 
-/* Whether an adapter is float32 beside half types: that of input i. */
+/* Whether input i is an adapter that is float32 beside half types. What Go refuses is none. */
 static int is_wide_adapter(const call_arguments *a, int i) {
   const DLTensor *first = a->inputs[0], *t = a->inputs[i];
-  /* what is left is Go's to refuse */
-  if (!t || t->ndim > EPG_MAX_RANK || first->device.device_type == kDLWebGPU) return 0;
-  return t->dtype.code == kDLFloat && t->dtype.bits == 32 && first->dtype.bits == 16;
-}
-
-/* The inputs that are adapters, from the first to behind the last: none of what Go refuses. */
-static void adapters_of(const call_arguments *a, int *from, int *to) {
-  const epg_operation *o = a->call.op && a->call.num_inputs && a->inputs[0] ? epg_operation_of(a->call.op) : NULL;
-  *from = o ? o->own_inputs : a->call.num_inputs;
-  *to = a->call.num_inputs;
+  if (!t || t->dtype.code != kDLFloat || t->dtype.bits != 32 || !first || first->dtype.bits != 16) return 0;
+  if (t->ndim > EPG_MAX_RANK || first->device.device_type == kDLWebGPU || !a->call.op) return 0;
+  const epg_operation *o = epg_operation_of(a->call.op);
+  return o && i >= o->own_inputs;
 }
 
 /* Gives adapters the first input's dtype, and no other memory. */
 static void describe_rounded(call_arguments *a) {
-  int from, to;
-  adapters_of(a, &from, &to);
-  for (int i = from; i < to; i++)
+  for (int i = 0; i < a->call.num_inputs; i++)
     if (is_wide_adapter(a, i)) a->tensors[i].dtype = a->inputs[0]->dtype;
 }
 
@@ -78,9 +70,8 @@ static void *new_tensor(const epg_framework *f, int like, const int64_t *sizes, 
 /* Rounds adapters to the first input's dtype, into tensors that become the call's; returns how
  * many, or -1 where the framework failed. */
 static int round_adapters(call_arguments *a, const epg_framework *f, void **rounded) {
-  int from, to, count = 0;
-  adapters_of(a, &from, &to);
-  for (int i = from; i < to; i++) {
+  int count = 0;
+  for (int i = 0; i < a->call.num_inputs; i++) {
     if (!is_wide_adapter(a, i)) continue;
     const DLTensor wide = a->tensors[i];
     const DLDevice device = a->inputs[0]->device;

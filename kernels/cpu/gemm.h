@@ -185,21 +185,19 @@ typedef struct {
   int direct;             // the last part's kernels write the result
 } product;
 
-// part_steps is the length of a part of the depth. A sum's error grows with the length of its parts
-// and with their number: short sums have shorter parts than the cache asks for, of a power of two
-// near twice the depth's root.
-INLINE int64_t part_steps(const epg_tile *t) {
-  enum { shortest = 32 };
-  if (t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES) return amx_part;
-  // Results of the others are rounded to 16 bits.
-  if (t->form != EPG_FLOAT32 && t->form != EPG_FLOAT64) return depth_part;
-  int64_t steps = shortest;
-  while (steps * steps < 4 * t->units) steps *= 2;
+// part_steps is the length of a part of a depth in float32 or float64. A sum's error grows with the
+// length of its parts and with their number: short sums have shorter parts than the cache asks for,
+// of a power of two near twice the depth's root.
+INLINE int64_t part_steps(int64_t units) {
+  int64_t steps = 32;
+  while (steps * steps < 4 * units) steps *= 2;
   return least(steps, depth_part);
 }
 
 INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg_memory *memory) {
   const int amx = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES;
+  // else results are rounded to 16 bits, and a sum's error counts for little
+  const int full = t->form == EPG_FLOAT32 || t->form == EPG_FLOAT64;
   const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes;
   return (product){
       .tile = t,
@@ -209,7 +207,9 @@ INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg
       .lanes = lanes,
       .height = amx ? amx_width : panel_height,
       .width = amx ? amx_width : panel_registers * lanes,
-      .part = part_steps(t),
+      .part = amx    ? amx_part
+              : full ? part_steps(t->units)
+                     : depth_part,
       .amx = amx,
       .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,
       .direct = t->plain && t->last && t->units && !t->lifted && (amx ? whole_tiles(t->rows, t->columns) : whole(t->rows, t->columns, lanes)),

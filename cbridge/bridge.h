@@ -11,6 +11,7 @@ typedef struct {
   /* Each ends with a null: PyTorch's schema of its operator; that with adapters, "" for none. */
   char name[48], schema[1024], adapted[1024];
   int32_t multiplies; /* it has a product of matrices: EPG_ALLOW_TF32 */
+  int32_t factor;     /* a number may stand for an operand: each call has another */
   int32_t keeps;      /* an epg_kept */
   int32_t own_inputs; /* how many come before the adapters */
   /* Of each output: the input that it is the gradient of, or -1; and that whose dtype it has. */
@@ -24,7 +25,7 @@ typedef enum { EPG_KEEPS_NOTHING, EPG_KEEPS_SLOPE, EPG_KEEPS_OUTPUT, EPG_KEEPS_H
 /* The operations, in the order of go/op; none in a forked child. */
 const epg_operation *epg_operations(int32_t *count);
 
-/* The operation of a name; NULL for none, and in a forked child. */
+/* The operation of a name; NULL for none, for no name, and in a forked child. */
 const epg_operation *epg_operation_of(const char *name);
 
 /* What the slope of an activation depends on: the preactivation; nothing, as of "none"; the output,

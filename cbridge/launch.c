@@ -19,7 +19,7 @@ static int32_t infer(const call_arguments *a, const uint8_t *wanted, const epg_f
 static int is_wide_adapter(const call_arguments *a, int i) {
   const DLTensor *first = a->inputs[0], *t = a->inputs[i];
   if (!t || t->dtype.code != kDLFloat || t->dtype.bits != 32 || !first || first->dtype.bits != 16) return 0;
-  if (t->ndim > EPG_MAX_RANK || first->device.device_type == kDLWebGPU || !a->call.op) return 0;
+  if (t->ndim > EPG_MAX_RANK || first->device.device_type == kDLWebGPU) return 0;
   const epg_operation *o = epg_operation_of(a->call.op);
   return o && i >= o->own_inputs;
 }
@@ -202,6 +202,6 @@ int32_t epg_launch(call_arguments *a, const uint8_t *wanted, int places, const e
 int epg_launch_may_use_tf32(const call_arguments *a) {
   const DLTensor *first = a->call.num_inputs ? a->inputs[0] : NULL;
   if (!first || first->device.device_type != kDLCUDA || first->dtype.bits != 32) return 0;
-  const epg_operation *o = a->call.op ? epg_operation_of(a->call.op) : NULL;
+  const epg_operation *o = epg_operation_of(a->call.op);
   return o && o->multiplies;
 }

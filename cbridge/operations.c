@@ -28,7 +28,7 @@ const epg_operation *epg_operations(int32_t *number) {
 const epg_operation *epg_operation_of(const char *name) {
   int32_t number;
   const epg_operation *all = epg_operations(&number);
-  for (int32_t i = 0; i < number; i++)
+  for (int32_t i = 0; name && i < number; i++)
     if (!strcmp(all[i].name, name)) return &all[i];
   return NULL;
 }

@@ -32,6 +32,9 @@ func epgGoOperations(table *C.epg_operation, capacity C.int32_t) C.int32_t {
 		if s.Multiplies {
 			row.multiplies = 1
 		}
+		if s.Factor {
+			row.factor = 1
+		}
 		row.keeps = C.int32_t(s.Keeps)
 		input := func(name string) int {
 			return slices.IndexFunc(s.Inputs, func(a op.Argument) bool { return a.Name == name })

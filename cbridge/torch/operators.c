@@ -314,11 +314,11 @@ static void release_arguments(const row *r, torch_value *stack) {
 
 /* What stands for a result that is not wanted: a preactivation has no elements, and a gradient is
  * undefined, which Python sees as None. */
-static void *absent(const call_arguments *a, void *operands) {
+static void *absent(const call_arguments *a, int output, void *operands) {
   static const int64_t size = 0, stride = 1;
   torch_tensor *tensor = NULL;
   DLTensor t;
-  if (!strstr(a->call.op, "_backward")) return make_tensor(operands, 0, &size, &stride, 1, &t);
+  if (epg_operation_of(a->call.op)->gradient_of[output] < 0) return make_tensor(operands, 0, &size, &stride, 1, &t);
   return epg_torch.aoti_torch_new_uninitialized_tensor(&tensor) ? NULL : tensor;
 }
 
@@ -338,7 +338,7 @@ static int32_t run(const row *r, torch_value *stack) {
     status = read_surroundings(&a);
     if (!status) status = epg_launch(&a, wanted, r->results, &torch, tensors);
     for (int i = 0; !status && i < r->results; i++)
-      if (!tensors[i] && !(tensors[i] = absent(&a, operands))) status = EPG_FRAMEWORK_FAILED;
+      if (!tensors[i] && !(tensors[i] = absent(&a, i, operands))) status = EPG_FRAMEWORK_FAILED;
   }
   release_arguments(r, stack);
   for (int i = 0; i < r->results; i++) {

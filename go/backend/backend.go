@@ -150,6 +150,8 @@ type Allocator interface {
 type Problem interface {
 	// Describe returns the op's name, its kind and its dtype.
 	Describe() (op, kind string, dt dtype.DType)
+	// Computes is Header.Formula.
+	Computes() string
 	// Tuning returns where the choices of the tuning block that the call is in are kept; nil
 	// outside of blocks.
 	Tuning() *tuning.File

@@ -46,6 +46,9 @@ func (h Header) Plain(op string) Header {
 // Describe implements Problem.
 func (h *Header) Describe() (op, kind string, dt dtype.DType) { return h.Op, h.Kind, h.DType }
 
+// Computes implements Problem.
+func (h *Header) Computes() string { return h.Formula }
+
 // Tuning implements Problem. What was fastest for so many rows is no choice for others.
 func (h *Header) Tuning() *tuning.File {
 	if h.BatchInvariant {

@@ -338,6 +338,8 @@ type Row struct {
 	// Multiplies tells whether it has a product of matrices, which TF32 and batch invariance are
 	// about, Halves whether it has a place of the gate, and Splits whether it splits a dimension.
 	Multiplies, Halves, Splits bool
+	// Factor tells whether a number may stand for an operand.
+	Factor bool
 }
 
 // Rows lists every operation.
@@ -347,7 +349,7 @@ func Rows() []Row {
 		o := &operations[i]
 		all[i] = Row{
 			Signature: o.plain(), Schema: o.schema(o.plain()), Adapted: o.rounding(), Keeps: o.keeps(), DefaultKind: o.defaultKind, Parameters: o.parameters,
-			Multiplies: o.multiplies, Halves: o.halves, Splits: o.splits,
+			Multiplies: o.multiplies, Halves: o.halves, Splits: o.splits, Factor: o.factor,
 		}
 		if all[i].Adapted != nil {
 			all[i].AdaptedSchema = o.schema(*all[i].Adapted)

@@ -7,6 +7,9 @@ import "math"
 type Pointwise struct {
 	Value     func(out []float64, inputs [][]float64, parameter float64)
 	Gradients func(gradients [][]float64, gradOutput []float64, inputs [][]float64, parameter float64)
+	// Cheap: a few products, sums and selections. Cancels: terms may, so that float32 does not
+	// suffice for the results of float32.
+	Cheap, Cancels bool
 }
 
 // LookupPointwise returns a formula by its name and whether there is one.
@@ -17,16 +20,18 @@ func LookupPointwise(formula string) (Pointwise, bool) {
 
 var pointwise = map[string]Pointwise{
 	"lerp": {
-		func(out []float64, in [][]float64, _ float64) { Lerp(out, in[0], in[1], in[2]) },
-		func(gradients [][]float64, g []float64, in [][]float64, _ float64) {
+		Value: func(out []float64, in [][]float64, _ float64) { Lerp(out, in[0], in[1], in[2]) },
+		Gradients: func(gradients [][]float64, g []float64, in [][]float64, _ float64) {
 			LerpBackward(gradients[0], gradients[1], gradients[2], g, in[0], in[1], in[2])
 		},
+		Cheap: true, Cancels: true,
 	},
 	"prelu": {
-		func(out []float64, in [][]float64, _ float64) { preluGradient(out, in[0], in[0], in[1]) },
-		preluGradients,
+		Value:     func(out []float64, in [][]float64, _ float64) { preluGradient(out, in[0], in[0], in[1]) },
+		Gradients: preluGradients,
+		Cheap:     true,
 	},
-	"xielu": {xielu, xieluGradients},
+	"xielu": {Value: xielu, Gradients: xieluGradients},
 }
 
 // preluGradient writes g where x > 0, else weight g.

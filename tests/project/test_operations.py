@@ -24,14 +24,11 @@ ROWS = (
 PyTorch, its function and its formula."""
 
 EXCEPTIONS = {
-    "cbridge/geometry.c": 1,
     "cbridge/torch/operators.c": 1,
     "go/activation/activation.go": 2,
-    "go/backend/cpu/vector/engine.go": 1,
-    "go/backend/cpu/vector/pointwise.go": 2,
     "go/backend/cuda/pointwise.go": 1,
     "go/backend/lower/parts.go": 6,
-    "go/backend/webgpu/elementwise.go": 3,
+    "go/backend/webgpu/elementwise.go": 2,
     "go/backend/webgpu/webgpu.go": 1,
     "python/epigrad/_check/c_interface.py": 1,
     "python/epigrad/_check/calls.py": 2,

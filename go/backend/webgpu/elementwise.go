@@ -220,7 +220,7 @@ func (b *builder) slopes(f formula, groups *tensor.View, biases, outputs, inputs
 }
 
 func pointwiseFormula(h *backend.Header, backward string, inputs []*tensor.View) formula {
-	return formula{name: h.Formula + backward, tensorWeight: h.Formula == "lerp" && inputs[2] != nil}
+	return formula{name: h.Formula + backward, hasLast: inputs[len(inputs)-1] != nil}
 }
 
 func (b *builder) pointwise(p *backend.Pointwise) {

@@ -15,8 +15,8 @@ import (
 // formula is a kernel's function of each element (kernels/webgpu/formulas.wgsl).
 type formula struct {
 	name, kind string
-	// tensorWeight tells that lerp's weight is a tensor.
-	tensorWeight bool
+	// hasLast tells that the last input is a tensor. A number may stand for lerp's, the weight.
+	hasLast bool
 	// accumulates: results are added to the output's values, if the run says so.
 	accumulates bool
 }
@@ -64,7 +64,7 @@ func (b *builder) template(file string, f formula, all []operand) *template {
 	if f.kind == "" {
 		d["KIND"] = "none"
 	}
-	if f.tensorWeight {
+	if f.hasLast {
 		d["WEIGHT"] = "tensor"
 	}
 	if b.dt.IsHalf() {

@@ -7,7 +7,6 @@ package vector
 
 import (
 	"runtime"
-	"strings"
 	"unsafe"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -15,6 +14,7 @@ import (
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
+	"github.com/epigrad/epigrad/kernels/portable"
 )
 
 // Engine makes the kernels of one instruction set.
@@ -57,12 +57,12 @@ func (e *Engine) Select(p backend.Problem) backend.Kernel {
 	return nil
 }
 
-// facts describes a kernel. Formulas of float64 run in float64, others in float32; but lerp's terms
-// cancel, so that it runs in float64 for float32.
+// facts describes a kernel. Formulas of float64 run in float64, others in float32; but where terms
+// cancel, float32 runs in float64.
 func (e *Engine) facts(p backend.Problem, product string) kernel.Facts {
-	op, _, dt := p.Describe()
+	_, _, dt := p.Describe()
 	math := dt.Accumulator()
-	if dt == dtype.Float32 && strings.HasPrefix(op, "lerp") {
+	if formula, _ := portable.LookupPointwise(p.Computes()); dt == dtype.Float32 && formula.Cancels {
 		math = dtype.Float64
 	}
 	return kernel.FactsOf(p, product).On(e.Name, e.VectorBytes, math)

@@ -4,30 +4,27 @@ import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/tensor"
+	"github.com/epigrad/epigrad/kernels/portable"
 )
 
-// pointwise tells what a formula needs for an element (pass.work), and which input's layout gives
-// the order of its gradients' sums.
-func pointwise(formula string) (work int64, like int) {
-	switch formula {
-	case "lerp":
-		return 4, 2
-	case "prelu":
-		return 4, 0
+// workOf is what a formula needs for an element (pass.work).
+func workOf(formula string) int64 {
+	if row, _ := portable.LookupPointwise(formula); row.Cheap {
+		return 4
 	}
-	return formulaWork, 0
+	return formulaWork
 }
 
 func (e *Engine) pointwise(p *backend.Pointwise) backend.Kernel {
-	work, _ := pointwise(p.Formula)
-	return e.onePass(p, e.pass(p.Formula, p.DType, operandsOf([]*tensor.View{p.Out}, p.Inputs...)).costing(work), targets{}, nil)
+	pass := e.pass(p.Formula, p.DType, operandsOf([]*tensor.View{p.Out}, p.Inputs...)).costing(workOf(p.Formula))
+	return e.onePass(p, pass, targets{}, nil)
 }
 
 // pointwiseBackward makes one pass of the gradients that keep grad_output's shape and of the sums
-// of one shape, and another for each other shape.
+// of one shape, and another for each other shape. The order of sums follows the layout of what the
+// first gradient is a function of.
 func (e *Engine) pointwiseBackward(p *backend.PointwiseBackward) backend.Kernel {
-	work, at := pointwise(p.Formula)
-	like := p.Inputs[at]
+	like := p.Inputs[p.Uses[0][0]]
 	whole, sums := p.Passes()
 	if len(sums) == 0 {
 		sums = [][]*tensor.View{nil}
@@ -35,7 +32,7 @@ func (e *Engine) pointwiseBackward(p *backend.PointwiseBackward) backend.Kernel 
 	var passes []kernel.Step
 	for _, group := range sums {
 		inputs := append([]*tensor.View{p.GradOutput}, p.UsedBy(whole, group)...)
-		pass := e.pass(p.Formula+"_backward", p.DType, operandsOf(whole, inputs...)).costing(work)
+		pass := e.pass(p.Formula+"_backward", p.DType, operandsOf(whole, inputs...)).costing(workOf(p.Formula))
 		var to targets
 		copy(to[:], group)
 		if len(sums) == 1 {

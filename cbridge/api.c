@@ -45,10 +45,6 @@ int32_t epg_plan_workspace(epg_plan plan, uint64_t *workspace_nbytes) { return U
 
 int32_t epg_plan_query(epg_plan plan, epg_plan_facts *facts) { return UNLESS_FORKED(epgGoPlanQuery(plan, facts)); }
 
-int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed) {
-  return UNLESS_FORKED(epgGoPlanDescribe(plan, text, capacity, needed));
-}
-
 int32_t epg_plan_run(epg_plan plan, const epg_call *call) { return UNLESS_FORKED(epgGoPlanRun(plan, (epg_call *)call)); }
 
 int32_t epg_plan_validate(epg_plan plan, const epg_call *call) { return UNLESS_FORKED(epgGoPlanValidate(plan, (epg_call *)call)); }

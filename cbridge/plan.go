@@ -9,13 +9,11 @@ package cbridge
 import "C"
 
 import (
-	"encoding/json"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/op"
 	"github.com/epigrad/epigrad/go/status"
 )
@@ -125,35 +123,6 @@ func epgGoPlanQuery(plan C.epg_plan, facts *C.epg_plan_facts) C.int32_t {
 		}
 		return err
 	})
-}
-
-//export epgGoPlanDescribe
-func epgGoPlanDescribe(plan C.epg_plan, text *C.char, capacity C.uint64_t, needed *C.uint64_t) C.int32_t {
-	return guarded(func() error {
-		p, err := planOf(plan)
-		if err != nil {
-			return err
-		}
-		described, err := json.Marshal(struct {
-			Sku           backend.Sku       `json:"sku"`
-			Precision     backend.Precision `json:"precision_guarantee"`
-			WorkspaceSize int64             `json:"workspace_size"`
-			Inputs        []string          `json:"inputs"`
-			Outputs       []string          `json:"outputs"`
-		}{p.Sku(), p.Precision(), p.WorkspaceBytes(), names(p.Signature().Inputs), names(p.Signature().Outputs)})
-		if err != nil {
-			return err
-		}
-		return write(text, capacity, needed, string(described))
-	})
-}
-
-func names(arguments []op.Argument) []string {
-	list := make([]string, len(arguments))
-	for i, a := range arguments {
-		list[i] = a.Name
-	}
-	return list
 }
 
 //export epgGoPlanRun

@@ -227,22 +227,18 @@ typedef struct epg_plan_facts {
 } epg_plan_facts;
 int32_t epg_plan_query(epg_plan plan, epg_plan_facts *facts);
 
-/* Writes these, the workspace and the arguments' names as JSON, NUL-terminated; needed is the size
- * with the NUL, also where capacity was too small (EPG_BUFFER_TOO_SMALL; so is NULL for text), and
- * may be NULL. */
-int32_t epg_plan_describe(epg_plan plan, char *text, uint64_t capacity, uint64_t *needed);
-
 /* Runs, or validates, with the call's tensors, workspace, stream, num_threads and EPG_ACCUMULATE;
  * the rest of the call is the plan's. */
 int32_t epg_plan_run(epg_plan plan, const epg_call *call);
 int32_t epg_plan_validate(epg_plan plan, const epg_call *call);
 int32_t epg_plan_destroy(epg_plan plan);
 
-/* Writes the backends as JSON, as epg_plan_describe does. */
+/* Writes the backends as JSON, NUL-terminated. needed is the size with the NUL, also where capacity
+ * was too small (EPG_BUFFER_TOO_SMALL; so is NULL for text), and may be NULL. */
 int32_t epg_backends(char *text, uint64_t capacity, uint64_t *needed);
 
-/* Writes the activations and the gated kinds as JSON, as epg_plan_describe does: {"activations":
- * [...], "gated_kinds": [...], "presets": [...]}. A row has its name, its parameters (name, default
+/* Writes the activations and the gated kinds as JSON, as epg_backends does: {"activations": [...],
+ * "gated_kinds": [...], "presets": [...]}. A row has its name, its parameters (name, default
  * and range, in the order of epg_call.parameters; a default that is null is none, given as
  * infinity) and its formula. A preset is a name for a kind with parameters. */
 int32_t epg_kinds(char *text, uint64_t capacity, uint64_t *needed);

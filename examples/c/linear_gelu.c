@@ -98,11 +98,10 @@ int main(void) {
   /* A plan validates the problem once and says what will run. It asks for the workspace of all
    * gradients. */
   epg_plan plan;
-  uint64_t needed;
-  char description[4096];
+  epg_plan_facts facts = {.struct_size = sizeof facts};
   require(epg_plan_create(&call, NULL, &plan), "plan");
-  require(epg_plan_describe(plan, description, sizeof description, &needed), "describe");
-  printf("plan: %s\n", description);
+  require(epg_plan_query(plan, &facts), "query");
+  printf("plan: %s runs %s in %s\n", facts.op, facts.kernel, facts.math_precision);
   free(workspace);
   require(epg_plan_workspace(plan, &call.workspace_nbytes), "plan workspace");
   workspace = call.workspace_nbytes > 0 ? aligned_alloc(256, (call.workspace_nbytes + 255) / 256 * 256) : NULL;

@@ -29,31 +29,25 @@ type Info struct {
 
 // Sku says what really runs for a problem.
 type Sku struct {
-	Op          string `json:"op"`
-	Kind        string `json:"kind"`
-	DType       string `json:"dtype"`
-	Accumulator string `json:"accumulator"`
-	Backend     string `json:"backend"`
-	Arch        string `json:"arch"`
-	Kernel      string `json:"kernel"`
-	Layout      string `json:"layout"`
-	VectorWidth int    `json:"vector_width"`
+	Op, Kind, DType, Accumulator, Backend, Arch, Kernel, Layout string
+
+	VectorWidth int
 }
 
 // Precision says what a kernel guarantees about its numbers.
 type Precision struct {
 	// MathPrecision is the dtype that formulas are evaluated in, or "tf32" where products of
 	// float32 are.
-	MathPrecision string `json:"math_precision"`
+	MathPrecision string
 	// Accumulator is the dtype that sums are kept in.
-	Accumulator string `json:"accumulator"`
+	Accumulator string
 	// Deterministic: the same inputs give the same bits, run after run, for any number of threads.
-	Deterministic bool `json:"deterministic"`
+	Deterministic bool
 	// BitStableOnSameHardware: also from process to process on one kind of machine.
-	BitStableOnSameHardware bool `json:"bit_stable_on_same_hardware"`
+	BitStableOnSameHardware bool
 	// BatchInvariant: bits of a row of the output, of the gradient to the input and of that to the
 	// preactivation depend neither on other rows nor on how many there are.
-	BatchInvariant bool `json:"batch_invariant"`
+	BatchInvariant bool
 }
 
 // Run is one execution of a kernel.

@@ -36,7 +36,6 @@ for _name in ("epg_version", "epg_last_error", "epg_status_class"):
 for _name in ("epg_plan_workspace", "epg_plan_query", "epg_plan_run", "epg_plan_validate"):
     getattr(LIB, _name).argtypes = [ctypes.c_int64, ctypes.c_void_p]
 LIB.epg_plan_destroy.argtypes = [ctypes.c_int64]
-LIB.epg_plan_describe.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p]
 LIB.epg_plan_create.argtypes = [ctypes.c_void_p] * 3
 LIB.epg_infer.argtypes = [ctypes.c_void_p] * 5
 LIB.epg_webgpu_alloc.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
@@ -258,8 +257,7 @@ def check_null_result_pointers() -> None:
     assert LIB.epg_plan_create(here, None, ctypes.byref(second)) == OK
     assert second.value == first.value + 1, "a plan was made that nobody can destroy"
     refused_with(INVALID, "epg_plan_workspace: workspace_nbytes: a null pointer", LIB.epg_plan_workspace(first, None))
-    assert LIB.epg_plan_describe(first, None, 100, None) == BUFFER and LIB.epg_backends(None, 100, None) == BUFFER
-    assert LIB.epg_kinds(None, 100, None) == BUFFER
+    assert LIB.epg_backends(None, 100, None) == BUFFER and LIB.epg_kinds(None, 100, None) == BUFFER
     for plan in (first, second):
         refused_with(INVALID, "call: a null pointer", LIB.epg_plan_run(plan, None))
         assert LIB.epg_plan_destroy(plan) == OK

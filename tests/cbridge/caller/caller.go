@@ -246,13 +246,6 @@ func (p Plan) Query(more int) (texts []string, numbers []int32, r Result) {
 	return texts, numbers, r
 }
 
-// Describe is epg_plan_describe with room for capacity bytes.
-func (p Plan) Describe(capacity int) (text string, needed uint64, r Result) {
-	return written(capacity, func(text *C.char, needed *C.uint64_t) C.int32_t {
-		return C.epg_plan_describe(C.epg_plan(p), text, C.uint64_t(capacity), needed)
-	})
-}
-
 // Destroy is epg_plan_destroy.
 func (p Plan) Destroy() Result {
 	return result(func() C.int32_t { return C.epg_plan_destroy(C.epg_plan(p)) })

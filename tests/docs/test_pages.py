@@ -33,7 +33,11 @@ PAGES = [
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+    return blocks_in(page.read_text(), language)
+
+
+def blocks_in(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
 @pytest.mark.parametrize("code", blocks(README, "python"), ids=lambda code: code.split("\n")[3])

@@ -243,7 +243,7 @@ def test_exported_without_dynamo_a_block_stays_one_operator() -> None:
             assert f"epigrad.{op}.default" in {str(node.target) for node in program.graph.nodes}
 
 
-# --- 0.1 ------------------------------------------------------------------------------------------
+# --- older versions -------------------------------------------------------------------------------
 
 
 def test_state_dicts_saved_by_version_0_1_load() -> None:
@@ -295,8 +295,17 @@ def arguments(schema: Any) -> dict[str, tuple[str, str, bool, bool]]:
     }
 
 
-@pytest.mark.parametrize("line", (ROOT / "tests/pytorch/operators_0_1.txt").read_text().splitlines())
-def test_operators_take_the_arguments_of_version_0_1(line: str) -> None:
+def test_kinds_that_version_0_2_pickled_load() -> None:
+    parameters = b"}q\x03X\x05\x00\x00\x00slopeq\x04G?\xd3333333s"
+    pickled = b"\x80\x02cepigrad.kinds\n_made\nq\x00cepigrad.kinds\nActivation\nq\x01X\n\x00\x00\x00leaky_reluq\x02"
+    assert pickle.loads(pickled + parameters + b"\x87q\x05Rq\x06.") == epigrad.Activation("leaky_relu", slope=0.3)
+
+
+OLD_OPERATORS = [(ROOT / f"tests/pytorch/operators_{version}.txt").read_text() for version in ("0_1", "0_2")]
+
+
+@pytest.mark.parametrize("line", "".join(OLD_OPERATORS).splitlines())
+def test_operators_take_the_arguments_of_older_versions(line: str) -> None:
     """Exported programs and packages of AOTInductor name those by keyword."""
     schema = torch._C.parse_schema(line)
     now = getattr(torch.ops.epigrad, schema.name.removeprefix("epigrad::")).default._schema

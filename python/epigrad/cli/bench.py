@@ -106,11 +106,7 @@ def main(args: argparse.Namespace) -> int:
     warn_if_busy()
     device = torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device("cpu")
     args.device = name
-    threads = torch.get_num_threads()
-    try:
-        return run(subject(args, device), args, command("python -m epigrad bench", args))
-    finally:
-        torch.set_num_threads(threads)
+    return run(subject(args, device), args, command("python -m epigrad bench", args))
 
 
 def warn_if_busy() -> None:

@@ -64,40 +64,34 @@ class Model:
         return out.loss, out.logits
 
 
-_NAMES = (
-    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"),
-    *("num_key_value_heads", "head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
-)
-
-
-def _sizes(*values: int | None) -> dict[str, int]:
-    """Options as most configurations call them, those that are given."""
-    return {name: value for name, value in zip(_NAMES, values, strict=False) if value is not None}
-
-
 _GPT2: dict[str, Any] = {
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     **dict.fromkeys(("bos_token_id", "eos_token_id")),  # which a small vocabulary does not have
     "use_cache": False,
     "loss_type": "ForCausalLM",
 }
-_SMALL_GPT2 = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096}
-_SMALL_VIT = {"embed_dim": 256, "depth": 4, "num_heads": 4, "num_classes": 100}
 _BERT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-_LARGE_LLAMA, _SMALL_LLAMA = _sizes(8, 2048, 8192, 32, 32000, 8), _sizes(4, 256, 1024, 4, 4096, 2)
-_LARGE_GEMMA, _SMALL_GEMMA = _sizes(8, 2048, 16384, 8, 32000, 1, 256), _sizes(4, 256, 2048, 4, 4096, 1, 64)
-_LARGE_QWEN3 = _sizes(6, 2048, 6144, 32, 32000, 4, 128, 128, 8, 768)
-_SMALL_QWEN3 = _sizes(2, 256, 512, 4, 4096, 2, None, 16, 4, 256)
 _CAUSAL = {"use_cache": False}
+_LARGE = {"num_hidden_layers": 8, "hidden_size": 2048, "num_attention_heads": 32, "vocab_size": 32000}
+_SMALL = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 4096}
+_LLAMA = {**_LARGE, "intermediate_size": 8192, "num_key_value_heads": 8}
+_GEMMA = {**_LARGE, "intermediate_size": 16384, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}
+_QWEN3 = {**_LARGE, "num_hidden_layers": 6, "intermediate_size": 6144, "num_key_value_heads": 4, "head_dim": 128}
+_QWEN3 |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_SMALL_BERT = {**_SMALL, "intermediate_size": 1024}
+_SMALL_GEMMA = {**_SMALL, "intermediate_size": 2048, "num_key_value_heads": 1, "head_dim": 64}
+_SMALL_QWEN3 = {**_SMALL, "num_hidden_layers": 2, "intermediate_size": 512, "num_key_value_heads": 2}
+_SMALL_QWEN3 |= {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
+_SMALL_VIT = {"embed_dim": 256, "depth": 4, "num_heads": 4, "num_classes": 100}
 
 # Without options it is the library's own size: GPT-2 of 124M parameters, BERT base, ViT-B/16.
 # Qwen3 has six layers of Qwen3-30B-A3B's.
 MODELS = {
-    "gpt2": Model("GPT2LMHeadModel", (8, 512), {}, _SMALL_GPT2, _GPT2),
-    "bert": Model("BertForMaskedLM", (16, 512), {}, _sizes(4, 256, 1024, 4, 4096), _BERT),
-    "llama": Model("LlamaForCausalLM", (4, 1024), _LARGE_LLAMA, _SMALL_LLAMA, _CAUSAL),
-    "gemma": Model("GemmaForCausalLM", (2, 1024), _LARGE_GEMMA, _SMALL_GEMMA, _CAUSAL),
-    "qwen3-moe": Model("Qwen3MoeForCausalLM", (2, 4096), _LARGE_QWEN3, _SMALL_QWEN3, _CAUSAL),
+    "gpt2": Model("GPT2LMHeadModel", (8, 512), {}, _SMALL, _GPT2),
+    "bert": Model("BertForMaskedLM", (16, 512), {}, _SMALL_BERT, _BERT),
+    "llama": Model("LlamaForCausalLM", (4, 1024), _LLAMA, {**_SMALL_BERT, "num_key_value_heads": 2}, _CAUSAL),
+    "gemma": Model("GemmaForCausalLM", (2, 1024), _GEMMA, _SMALL_GEMMA, _CAUSAL),
+    "qwen3-moe": Model("Qwen3MoeForCausalLM", (2, 4096), _QWEN3, _SMALL_QWEN3, _CAUSAL),
     "vit": Model("VisionTransformer", (64, 224), {}, _SMALL_VIT, library="timm"),
 }
 

@@ -27,10 +27,8 @@ import (
 // A scale is the caller's to multiply with a, and with grad_a. Without a and b there is no update.
 type adapter struct{ a, b *tensor.View }
 
-// adapterAt is the adapter of the input i and the one behind it.
-func adapterAt(inputs []*tensor.View, i int) adapter { return adapter{at(inputs, i), at(inputs, i+1)} }
-
-func (c *Call) adapter(i int) adapter { return adapterAt(c.Inputs, i) }
+// adapter is that of the input i and the one behind it.
+func (c *Call) adapter(i int) adapter { return adapter{c.input(i), c.input(i + 1)} }
 
 // given reports whether there is an update: one of rank 0 adds nothing.
 func (u adapter) given() bool { return u.a != nil && u.a.Shape[u.a.Rank()-2] > 0 }
@@ -57,6 +55,19 @@ func (u adapter) check(op, name string, weight *tensor.View) error {
 		return err
 	}
 	return check.Shape(op, name+".b", u.b.Shape, slices.Concat(groups, []int64{n, r}), formB)
+}
+
+// checkAdapters validates the shapes of a call's adapters, beside valid weights: adapter1 is that
+// of weight1.
+func (s Signature) checkAdapters(inputs []*tensor.View) error {
+	for i := s.ownInputs(); i < len(s.Inputs); i += 2 {
+		name, _, _ := strings.Cut(s.Inputs[i].Name, ".")
+		weight := slices.IndexFunc(s.Inputs, func(a Argument) bool { return a.Name == strings.Replace(name, "adapter", "weight", 1) })
+		if err := (adapter{at(inputs, i), at(inputs, i+1)}).check(s.Name, name, inputs[weight]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // IsAdapters reports whether an argument belongs to an adapter: "adapter.a".

@@ -37,12 +37,6 @@ var (
 		kinds:     eitherKinds, defaultKind: "swiglu", halves: true, multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			m, err := mixtureOf(c, inputs)
-			if err == nil {
-				err = adapterAt(inputs, 7).check(c.Op, "adapter_in", m.weightIn)
-			}
-			if err == nil {
-				err = adapterAt(inputs, 9).check(c.Op, "adapter_out", m.weightOut)
-			}
 			if err != nil {
 				return nil, err
 			}

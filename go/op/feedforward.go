@@ -29,7 +29,7 @@ var (
 			),
 			arguments("out [..., N]", "preactivation [..., H]"),
 		},
-		kinds: activations, defaultKind: "gelu_tanh", names: [7]string{"input", "weight1", "bias1", "weight2", "bias2", "adapter1", "adapter2"},
+		kinds: activations, defaultKind: "gelu_tanh",
 	}
 	gatedBlock = blockSpelling{
 		signature: Signature{
@@ -39,7 +39,7 @@ var (
 			),
 			arguments("out [..., N]", "preactivation [..., 2H]"),
 		},
-		kinds: gatedKinds, defaultKind: "swiglu", gated: true, names: [7]string{"input", "weight_in", "bias_in", "weight_out", "bias_out", "adapter_in", "adapter_out"},
+		kinds: gatedKinds, defaultKind: "swiglu", gated: true,
 	}
 
 	mlp, gatedMLP    = plainBlock.forward(), gatedBlock.forward()
@@ -47,14 +47,13 @@ var (
 	gatedMLPBackward = gatedMLP.backward(operation{problems: gatedBlock.backwardProblems}, "preactivation")
 )
 
-// blockSpelling is how a block's operands are named: input, weight and bias of both layers, and
-// their adapters.
+// blockSpelling is a block whose inputs are an input, weight and bias of both layers, and their
+// adapters.
 type blockSpelling struct {
 	signature   Signature
 	kinds       *kinds
 	defaultKind string
 	gated       bool
-	names       [7]string
 }
 
 func (s blockSpelling) forward() operation {
@@ -63,11 +62,6 @@ func (s blockSpelling) forward() operation {
 		kinds:     s.kinds, defaultKind: s.defaultKind, halves: s.gated, multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			b, err := s.resolve(c.Op, inputs)
-			for i, name := range s.names[5:] {
-				if err == nil {
-					err = adapterAt(inputs, 5+2*i).check(c.Op, name, at(inputs, 1+2*i))
-				}
-			}
 			if err != nil {
 				return nil, err
 			}
@@ -82,7 +76,8 @@ type block struct{ pre, hidden, out []int64 }
 
 // resolve applies the rules of linear to both layers. inputs begin with the block's own.
 func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error) {
-	first := gemmSpelling{a: s.names[0], b: s.names[1], bias: s.names[2], transposed: true}
+	names := s.signature.Inputs
+	first := gemmSpelling{a: names[0].Name, b: names[1].Name, bias: names[2].Name, transposed: true}
 	one, err := first.resolve(op, at(inputs, 0), at(inputs, 1), at(inputs, 2))
 	if err != nil {
 		return nil, err
@@ -90,7 +85,7 @@ func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error
 	hidden := append([]int64{}, one.out...)
 	if last := len(hidden) - 1; s.gated {
 		if hidden[last]%2 != 0 {
-			return nil, check.Invalid(op, s.names[1], "got %d rows, want [2*h, k]: h value rows and h gate rows", hidden[last])
+			return nil, check.Invalid(op, names[1].Name, "got %d rows, want [2*h, k]: h value rows and h gate rows", hidden[last])
 		}
 		hidden[last] /= 2
 	}
@@ -99,7 +94,7 @@ func (s *blockSpelling) resolve(op string, inputs []*tensor.View) (*block, error
 	if err != nil {
 		return nil, check.Wrap(op, "the hidden activation", err)
 	}
-	second := gemmSpelling{a: "the hidden activation", b: s.names[3], bias: s.names[4], transposed: true}
+	second := gemmSpelling{a: "the hidden activation", b: names[3].Name, bias: names[4].Name, transposed: true}
 	two, err := second.resolve(op, &between, at(inputs, 3), at(inputs, 4))
 	if err != nil {
 		return nil, err

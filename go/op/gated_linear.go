@@ -31,11 +31,6 @@ var (
 		kinds:     gatedKinds, defaultKind: "swiglu", multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			out, pre, err := gatedLinearShapes(c.Op, inputs)
-			for i, name := range [2]string{"adapter_value", "adapter_gate"} {
-				if err == nil {
-					err = adapterAt(inputs, 5+2*i).check(c.Op, name, at(inputs, 1+i))
-				}
-			}
 			return [][]int64{out, pre}, err
 		},
 		problem: func(c *Call, h backend.Header) backend.Problem { return gatedLayer(c, h) },

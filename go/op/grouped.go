@@ -30,9 +30,6 @@ var (
 		kinds:     activations, defaultKind: "none", multiplies: true,
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {
 			out, err := groupedShape(c.Op, inputs)
-			if err == nil {
-				err = adapterAt(inputs, 4).check(c.Op, "adapter", at(inputs, 1))
-			}
 			return [][]int64{out, out}, err
 		},
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {

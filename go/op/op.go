@@ -241,6 +241,9 @@ func (o *operation) geometry(c *Call) (r resolved, err error) {
 	if r.shapes, err = o.shapes(c, c.Inputs); err != nil {
 		return r, err
 	}
+	if err := o.checkAdapters(c.Inputs); err != nil {
+		return r, err
+	}
 	for i, out := range outputs {
 		switch {
 		case out.View == nil:

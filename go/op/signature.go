@@ -138,11 +138,8 @@ func (o operation) backward(b operation, kept ...string) operation {
 	problem, problems := b.problem, b.problems
 	b = o
 	b.Signature, b.accumulates, b.problem, b.problems = o.Signature.backward(kept...), o.multiplies, problem, problems
-	own, first := o.ownInputs(), o.ownInputs()+1+len(kept) // of the adapters
 	b.shapes = func(c *Call, inputs []*tensor.View) ([][]int64, error) {
-		all := make([]*tensor.View, len(b.Inputs))
-		copy(all, inputs)
-		outputs, err := o.shapes(c, slices.Concat(all[1:1+own], all[first:]))
+		outputs, err := o.shapes(c, inputs[1:])
 		if err != nil {
 			return nil, err
 		}

@@ -6,7 +6,6 @@ import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/cpu/kernel"
 	"github.com/epigrad/epigrad/go/backend/cpu/layout"
-	"github.com/epigrad/epigrad/go/status"
 	"github.com/epigrad/epigrad/go/tensor"
 	"github.com/epigrad/epigrad/kernels/portable"
 )
@@ -83,7 +82,7 @@ func all(inputs ...*tensor.View) func([]*tensor.View) []*tensor.View {
 }
 
 func newActivation(p *backend.Activation) (backend.Kernel, error) {
-	activation, err := formulaOf(p.Formula)
+	activation, err := formulaOf(portable.Lookup, p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +93,7 @@ func newActivation(p *backend.Activation) (backend.Kernel, error) {
 }
 
 func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error) {
-	activation, err := formulaOf(p.Formula)
+	activation, err := formulaOf(portable.Lookup, p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +107,7 @@ func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error
 }
 
 func newGated(p *backend.Gated) (backend.Kernel, error) {
-	gate, err := gatedFormulaOf(p.Formula)
+	gate, err := formulaOf(portable.LookupGated, p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +118,7 @@ func newGated(p *backend.Gated) (backend.Kernel, error) {
 }
 
 func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
-	gate, err := gatedFormulaOf(p.Formula)
+	gate, err := formulaOf(portable.LookupGated, p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +129,7 @@ func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 }
 
 func newPointwise(p *backend.Pointwise) (backend.Kernel, error) {
-	named, err := pointwiseOf(p.Formula)
+	named, err := formulaOf(portable.LookupPointwise, p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +139,7 @@ func newPointwise(p *backend.Pointwise) (backend.Kernel, error) {
 }
 
 func newPointwiseBackward(p *backend.PointwiseBackward) (backend.Kernel, error) {
-	named, err := pointwiseOf(p.Formula)
+	named, err := formulaOf(portable.LookupPointwise, p.Formula)
 	if err != nil {
 		return nil, err
 	}
@@ -158,12 +157,4 @@ func newPointwiseBackward(p *backend.PointwiseBackward) (backend.Kernel, error) 
 	}, whole, sums, func(outputs []*tensor.View) []*tensor.View {
 		return append([]*tensor.View{p.GradOutput}, p.UsedBy(outputs)...)
 	}), nil
-}
-
-func pointwiseOf(name string) (portable.Pointwise, error) {
-	p, ok := portable.LookupPointwise(name)
-	if !ok {
-		return p, status.Errorf(status.Unsupported, "formula: got %q, for which the cpu backend has no code", name)
-	}
-	return p, nil
 }

@@ -103,5 +103,5 @@ func epilogueFormula(activation string) (portable.Make, error) {
 	if activation == "none" {
 		return nil, nil
 	}
-	return formulaOf(activation)
+	return formulaOf(portable.Lookup, activation)
 }

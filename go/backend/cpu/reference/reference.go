@@ -12,7 +12,6 @@ import (
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/status"
-	"github.com/epigrad/epigrad/kernels/portable"
 )
 
 // Name is the engine's name.
@@ -49,20 +48,11 @@ func Select(p backend.Problem) (backend.Kernel, error) {
 	}
 }
 
-// formulaOf returns what makes an activation's formula of a run's parameters.
-func formulaOf(activation string) (portable.Make, error) {
-	formula, ok := portable.Lookup(activation)
+// formulaOf returns what a table of formulas has under a name.
+func formulaOf[Row any](lookup func(formula string) (Row, bool), name string) (Row, error) {
+	row, ok := lookup(name)
 	if !ok {
-		return nil, status.Errorf(status.Unsupported, "the cpu backend has no formula for the activation %q", activation)
+		return row, status.Errorf(status.Unsupported, "formula: got %q, for which the cpu backend has no code", name)
 	}
-	return formula, nil
-}
-
-// gatedFormulaOf is formulaOf for the formula of a gate.
-func gatedFormulaOf(gate string) (portable.MakeGated, error) {
-	formula, ok := portable.LookupGated(gate)
-	if !ok {
-		return nil, status.Errorf(status.Unsupported, "the cpu backend has no formula for the gate %q", gate)
-	}
-	return formula, nil
+	return row, nil
 }

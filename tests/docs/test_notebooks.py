@@ -21,7 +21,7 @@ notebooks = pytest.importorskip("notebooks", reason="nbclient, which runs notebo
 FOLDER: Path = notebooks.FOLDER
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-PACKAGES = {"epigrad", "torch", "matplotlib"}
+PACKAGES = {"epigrad", "torch", "matplotlib", "peft", "transformers"}
 """What `pip install "epigrad[notebooks]"` brings for notebooks to import."""
 THIS_MACHINE = {
     "a path": re.compile(r"(?<![\w<.])/\w[\w.-]*/|\b[A-Z]:\\"),
@@ -58,7 +58,7 @@ def texts(notebook: Any) -> list[str]:
 
 def test_there_are_notebooks() -> None:
     assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number}_" for number in range(1, len(NOTEBOOKS) + 1)]
-    assert len(NOTEBOOKS) >= 7
+    assert len(NOTEBOOKS) >= 8
     for path in NOTEBOOKS:
         notebook = notebooks.read(path)
         nbformat.validate(notebook)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -22,9 +22,9 @@ from epigrad._core import invariance, loader, selection
 from epigrad._core.call import Call, make_call
 from epigrad._core.checks import finite, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
 from epigrad._core.stateless import mark_written
-from epigrad._core.tables import DTYPES, OPS
+from epigrad._core.tables import DTYPES, OPS, Operation
 from epigrad._core.torch_state import is_traced
-from epigrad._core.values import immutable
+from epigrad._core.values import LowRank, immutable
 from epigrad.kinds import ActivationLike, Gated
 from epigrad.webgpu import Array
 
@@ -129,7 +129,7 @@ class Plan:
 
     def __init__(self, problem: _Problem) -> None:
         core = loader.core()
-        row = OPS[problem.call.op]
+        row = _row(problem.call.op, problem.tensors)
         self._problem = problem
         self._inputs: tuple[str, ...] = tuple(row.tensors)
         self._outputs: tuple[str, ...] = tuple(row.results)
@@ -161,7 +161,8 @@ class Plan:
                 meta tensors, or else the CPU.
             arguments: the function's, by name. Of a tensor only the shape, strides and dtype
                 count, so a meta tensor will do, and so will a shape. Give what `run` will get.
-                Outputs may be given too, such as float32 gradients of bfloat16 weights.
+                Outputs may be given too, such as float32 gradients of bfloat16 weights. An adapter
+                is a `LowRank` of such tensors or shapes, with scale 1 and in the call's dtype.
 
         Raises:
             TypeError: an unknown argument; the message lists the valid ones.
@@ -172,7 +173,9 @@ class Plan:
         if not isinstance(op, str) or op not in OPS:
             known = ", ".join(map(repr, OPS))
             raise errors.InvalidProblemError(f"Plan: op: {op!r}, want one of {known}{errors.proposal(str(op), OPS)}")
-        names = (*OPS[op].tensors, *OPS[op].results)
+        row = OPS[op].adapted or OPS[op]
+        names = (*row.tensors, *row.results)
+        arguments = _spread(op, arguments)
         options = {name: value for name, value in arguments.items() if name not in names}
         given = {name: value for name, value in arguments.items() if name in names and value is not None}
         examples = {name: value for name, value in given.items() if isinstance(value, Tensor | Array)}
@@ -216,7 +219,9 @@ class Plan:
         sku = self.sku
         return f"{type(self).__name__}({sku.op}, {sku.kind}, {sku.dtype}, {sku.backend}: {sku.kernel})"
 
-    def can_implement(self, *, stream: object = None, accumulate: bool = False, **tensors: Tensor | None) -> None:
+    def can_implement(
+        self, *, stream: object = None, accumulate: bool = False, **tensors: Tensor | LowRank | None
+    ) -> None:
         """Raise the error that `run` would raise for these tensors, without computing anything.
 
         A `workspace` may be given among the tensors; without one, a large enough one is assumed.
@@ -236,7 +241,7 @@ class Plan:
         workspace: Tensor | None = None,
         stream: object = None,
         accumulate: bool = False,
-        **tensors: Tensor | None,
+        **tensors: Tensor | LowRank | None,
     ) -> None:
         """Compute the outputs that are given, writing into them.
 
@@ -247,6 +252,8 @@ class Plan:
                 is PyTorch's current one. Where there are no streams it is None or 0.
             accumulate: add into the weight and bias gradients in place of overwriting them.
             tensors: the inputs and outputs, by name; an output that is left out is not computed.
+                An adapter is a `LowRank` with scale 1; its gradients are ``grad_adapter_a`` and
+                ``grad_adapter_b``, and likewise of another name.
 
         Raises:
             TypeError: an unknown tensor name; the message lists the valid ones.
@@ -281,10 +288,11 @@ class Plan:
         return handle
 
     def _use(
-        self, function: Callable[..., None], tensors: dict[str, Tensor | None], *arguments: object
+        self, function: Callable[..., None], given: dict[str, Tensor | LowRank | None], *arguments: object
     ) -> tuple[Tensor | None, ...]:
         """Call a function of the core on the plan's tensors; returns the outputs."""
         op = self.sku.op
+        tensors: dict[str, Tensor | None] = _spread(op, given)
         if is_traced():
             raise errors.UnsupportedError(
                 f"{op}: plan.run writes into its arguments and cannot be traced: call a function of epigrad instead"
@@ -546,6 +554,33 @@ class LerpBackward(_Interpolation):
     _op = "lerp_backward"
 
 
+def _row(op: str, names: Container[str]) -> Operation:
+    """The operation that takes tensors of these names: that with adapters, if some are theirs."""
+    row = OPS[op]
+    adapted = row.adapted
+    return adapted if adapted and any(name in names for name in adapted.tensors[len(row.tensors) :]) else row
+
+
+def _spread(op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, with two tensors in the place of each adapter."""
+    row = OPS[op].adapted
+    if row is None or arguments.keys().isdisjoint(row.adapters):
+        return arguments
+    spread = {name: value for name, value in arguments.items() if name not in row.adapters}
+    for name in row.adapters:
+        adapter = arguments.get(name)
+        if adapter is None:
+            continue
+        if not isinstance(adapter, LowRank):
+            raise errors.DTypeError(f"{op}: {name}: {type(adapter).__name__}, want an epigrad.LowRank or None")
+        if adapter.scale != 1:
+            raise errors.InvalidProblemError(
+                f"{op}: {name}.scale: {adapter.scale!r}, want 1: multiply a with it before, and a's gradient after it"
+            )
+        spread[f"{name}_a"], spread[f"{name}_b"] = adapter.a, adapter.b
+    return spread
+
+
 def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
     """The call of an operation with a function's arguments that are not tensors; a number among the
     tensors becomes a parameter, if the operation has no kind.
@@ -554,7 +589,8 @@ def _call(op: str, options: dict[str, Any], given: dict[str, Any]) -> Call:
     arguments = inspect.signature(getattr(forward, row.forward)).parameters
     defaults = {name: arguments[name].default for name in _OPTIONS if name in arguments and name not in row.tensors}
     if unknown := options.keys() - defaults:
-        valid = ", ".join((*row.tensors, *defaults, *row.results))
+        adapters = row.adapted.adapters if row.adapted else ()
+        valid = ", ".join((*row.tensors, *defaults, *adapters, *row.results))
         raise TypeError(f"Plan.select: {op}: unknown argument {', '.join(sorted(unknown))}, want names among {valid}")
     chosen = defaults | options
     for name, value in chosen.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from epigrad import backward, errors, forward, plan
+from epigrad import LowRank, backward, errors, forward, plan
 from epigrad._check.calls import Inputs
 from epigrad._check.problem import Problem
 from epigrad._core import tables
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tests.api.checking import example_of
+from tests.support import adapters
 from tests.support.devices import on_devices
 from tests.support.layouts import OUT_LAYOUTS, Guarded, assert_same_bits, bits, laid_out, unchanged
 from tests.support.plan_problem import CLASSES, DTYPES, arguments, expected, run, tensors_for, workspace_of
@@ -467,6 +468,38 @@ def test_every_operation_has_a_plan(op: str, dtype: torch.dtype) -> None:
         assert again.precision_guarantee == made.precision_guarantee
 
 
+@pytest.mark.parametrize("op", adapters.CALLS)
+def test_a_plan_takes_adapters(op: str) -> None:
+    """Forward and backward, by tensors and by shapes, with the functions' bits."""
+    tensors = adapters.drawn(op, torch.float32, torch.float32)
+    grad = torch.randn_like(adapters.call(op, *tensors))
+    own = len(adapters.CALLS[op][1])
+    keywords = adapters.row(op).adapters
+    given: dict[str, Any] = dict(zip(adapters.names(op), tensors, strict=False))
+    given |= {"offsets": adapters.OFFSETS} if op == "grouped_linear" else {}
+    given |= {"index": adapters.INDEX} if op == "experts" else {}
+    kind = {tables.OPS[op].kind_argument: adapters.CALLS[op][0]}
+    pairs = list(zip(tensors[own::2], tensors[own + 1 :: 2], strict=True))
+    of_tensors = {name: LowRank(*pair) for name, pair in zip(keywords, pairs, strict=True)}
+    of_shapes = {name: LowRank(*[t.shape for t in pair]) for name, pair in zip(keywords, pairs, strict=True)}
+    names = [f"grad_{name}" for name in adapters.names(op)]
+    names += [f"grad_{name}_{part}" for name in keywords for part in "ab"]
+    for name, with_grad, wanted, want in (
+        (op, {}, ["out"], [adapters.call(op, *tensors, scale=1, room=forward)]),
+        (f"{op}_backward", {"grad_output": grad}, names, adapters.call(op, grad, *tensors, scale=1, room=backward)),
+    ):
+        made = plan.Plan.select(name, **given, **with_grad, **of_tensors, **kind)
+        again = plan.Plan.select(name, **given, **with_grad, **of_shapes, **kind)
+        assert (made.sku, made.workspace_size) == (again.sku, again.workspace_size)
+        outputs = {key: torch.full_like(result, math.nan) for key, result in zip(wanted, want, strict=True)}
+        made.can_implement(**given, **with_grad, **of_tensors, **outputs)
+        run(made, **given, **with_grad, **of_tensors, **outputs)
+        for key, result in zip(wanted, want, strict=True):
+            assert_same_bits(outputs[key], result, key)
+    with pytest.raises(errors.InvalidProblemError, match=rf"grad_{keywords[0]}\.a: got a tensor, want none"):
+        made.can_implement(**given, **with_grad, **outputs)
+
+
 def test_options_have_the_functions_defaults() -> None:
     shapes = {"input": (3, 4), "weight1": (5, 4), "weight2": (4, 5)}
     assert plan.Plan.select("mlp", **shapes, dtype=torch.float32).sku.kind == "gelu_tanh"
@@ -502,6 +535,10 @@ def test_gradients_of_weights_may_be_wider() -> None:
         ({"weight": torch.ones(5, 4, dtype=torch.float64)}, errors.DTypeError, "linear: weight: dtype float64"),
         ({"weight": torch.eye(4).to_sparse()}, errors.UnsupportedError, "linear: weight: a tensor of layout"),
         ({"device": "moon"}, errors.InvalidProblemError, "linear: device: got 'moon'"),
+        ({"adapter": ((2, 4), (5, 2))}, errors.DTypeError, "linear: adapter: tuple, want an epigrad.LowRank or None"),
+        ({"adapter": LowRank((2, 4), (5, 2), 0.5)}, errors.InvalidProblemError, "linear: adapter.scale: 0.5, want 1"),
+        ({"adapter": LowRank((2, 3), (5, 2))}, errors.InvalidProblemError, r"linear: adapter.a: shape \[2, 3\]"),
+        ({"adapter_in": None}, TypeError, "linear: unknown argument adapter_in, want names among .*, adapter, out"),
         ({"input": (2**40, 2**40)}, errors.InvalidProblemError, "linear: input: "),
     ],
     ids=str,

@@ -41,10 +41,14 @@ def row(op: str) -> tables.Operation:
     return found
 
 
+def names(op: str) -> list[str]:
+    """The names of the tensors that have gradients, but for the adapters'."""
+    return [name.removeprefix("grad_") for name in tables.OPS[f"{op}_backward"].results]
+
+
 def weights(op: str) -> list[int]:
-    """The places of the weights among the tensors that have gradients."""
-    names = [name.removeprefix("grad_") for name in tables.OPS[f"{op}_backward"].results]
-    return [place for place, name in enumerate(names) if name.startswith("weight")]
+    """The places of the weights among them."""
+    return [place for place, name in enumerate(names(op)) if name.startswith("weight")]
 
 
 def drawn(op: str, dtype: torch.dtype, adapters: torch.dtype, rank: int = RANK, seed: int = 0) -> list[Tensor]:

@@ -218,6 +218,40 @@ def test_accumulated_gradients_of_scaled_adapters() -> None:
         torch.testing.assert_close(one, 2 * other)
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_an_output_may_not_be_in_an_adapters_memory(accumulate: bool) -> None:
+    """Also where the core sees a copy, since an adapter is scaled or rounded before."""
+    memory = torch.zeros(64)
+    before = memory.clone()
+    x, weight = torch.randn(6, 5), torch.randn(7, 5)
+    a, b = memory[:10].view(2, 5), torch.randn(7, 2)
+    shared = r"linear.*: {}: shares memory with {}, want an output of its own"
+    for dtype, scale in ((torch.float32, 0.5), (torch.bfloat16, 1.0)):
+        adapter = LowRank(a, b, scale)
+        out = memory[8:].view(dtype)[:42].view(6, 7)
+        with pytest.raises(errors.InvalidProblemError, match=shared.format("out", "adapter.a")):
+            forward.linear(x.to(dtype), weight.to(dtype), adapter=adapter, out=out)
+    grads = [torch.zeros_like(each) for each in (x, weight, a, b)]
+    grads[2] = memory[9:19].view(2, 5)
+    adapter = LowRank(a, b, 0.5)
+    needs, g = (True, True, False, True, True), torch.ones(6, 7)
+
+    def call(grad_a: Tensor, grad_b: Tensor) -> object:
+        out = (*grads[:2], None, grad_a, grad_b)
+        return backward.linear_backward(g, x, weight, needs=needs, out=out, accumulate=accumulate, adapter=adapter)
+
+    with pytest.raises(errors.InvalidProblemError, match=shared.format("grad_adapter.a", "adapter.a")):
+        call(grads[2], grads[3])
+    with pytest.raises(errors.InvalidProblemError, match=shared.format("grad_adapter.b", "grad_adapter.a")):
+        call(memory[20:30].view(2, 5), memory[29:43].view(7, 2))
+    with pytest.raises(errors.InvalidProblemError, match=r"grad_adapter\.a: .* overlaps itself"):
+        call(memory[20:21].expand(2, 5), grads[3])
+    assert torch.equal(memory, before), "nothing is written"
+    halves = memory[20:40].view(2, 10)
+    call(halves[:, ::2], grads[3])  # views that take turns share nothing
+    forward.linear(x, weight, adapter=LowRank(halves[:, 1::2], b, 0.5), out=torch.empty(6, 7))
+
+
 def test_batch_invariance() -> None:
     with epigrad.batch_invariant():
         for op in ("linear", "mlp"):

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from epigrad import errors
 from epigrad._core.call import Call
-from epigrad._core.checks import finite, overridden
+from epigrad._core.checks import finite, overridden, shares_memory
 from epigrad._core.launcher import Launcher, Tensors
-from epigrad._core.tables import OPS, is_half
+from epigrad._core.tables import OPS, is_half, row_of
 from epigrad._core.values import LowRank
 from epigrad.webgpu import Array
 
@@ -60,6 +60,38 @@ def scaled(op: str, scales: Scales, tensors: Tensors) -> Tensors:
             )
         given[place] = (a.to(torch.float32) if is_half(a.dtype) else a) * scale
     return tuple(given)
+
+
+def refuse_shared(call: Call, operands: Sequence[Any], outputs: Sequence[Any], scales: Scales) -> None:
+    """Refuse an output in memory that it may not share, where the core sees a copy: of an adapter
+    with a scale, of one that is float32 beside 16 bits, and of a gradient that is scaled and added.
+    """
+    row = row_of(call.op, len(operands))
+    first, own = len(OPS[call.op].inputs), len(OPS[call.op].gradients)
+    copied, added = set(), set()
+    for place in range(first, len(operands)):
+        scale = scales[(place - first) // 2] if scales and (place - first) % 2 == 0 else 1.0
+        tensor = operands[place]
+        if isinstance(tensor, Tensor) and (scale != 1 or tensor.dtype != operands[0].dtype):
+            copied.add(place)
+        if scale != 1 and call.accumulate:
+            added.add(own + place - first)
+    given = {i: output for i, output in enumerate(outputs) if isinstance(output, Tensor)}
+    for i, output in given.items():
+        name = row.outputs[i].name
+        strides = output.stride()
+        if i in added and 0 in [stride for size, stride in zip(output.shape, strides, strict=True) if size > 1]:
+            raise errors.InvalidProblemError(
+                f"{call.op}: {name}: shape {list(output.shape)} with strides {list(strides)} overlaps itself, want an "
+                "output that reaches each element once"
+            )
+        others = [(row.inputs[place].name, operands[place], place in copied) for place in range(len(operands))]
+        others += [(row.outputs[j].name, other, j in added) for j, other in given.items() if j < i]
+        for other_name, other, is_copy in others:
+            if (is_copy or i in added) and isinstance(other, Tensor) and shares_memory(output, other):
+                raise errors.InvalidProblemError(
+                    f"{call.op}: {name}: shares memory with {other_name}, want an output of its own"
+                )
 
 
 def _names(op: str) -> list[str]:

@@ -125,6 +125,31 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
             )
 
 
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have a byte in common."""
+    if one.device != other.device or not one.numel() or not other.numel():
+        return False
+    ranges = [(t.data_ptr(), t.data_ptr() + (_reach(t) + 1) * t.element_size()) for t in (one, other)]
+    (first, behind), (other_first, other_behind) = ranges
+    if first >= other_behind or other_first >= behind:
+        return False
+    return bool(torch.isin(_addresses(one), _addresses(other)).any())
+
+
+def _reach(tensor: Tensor) -> int:
+    """The offset of the last element, in elements."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _addresses(tensor: Tensor) -> Tensor:
+    """Those of all bytes."""
+    places = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * stride
+    size = tensor.element_size()
+    return tensor.data_ptr() + places.unsqueeze(-1) * size + torch.arange(size)
+
+
 def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:
     """Refuse to write through a view that negates on reading, as a conjugate's imaginary part."""
     if type(tensor) in PLAIN and tensor.is_neg():

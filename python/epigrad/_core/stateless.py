@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from epigrad import errors
 from epigrad._core import loader
-from epigrad._core.adapters import Scales, operands_of, with_scales
+from epigrad._core.adapters import Scales, operands_of, refuse_shared, with_scales
 from epigrad._core.call import Call
 from epigrad._core.checks import check_out, needs_mask, out_tensors, refuse_graph, refuse_negative, refuse_transforms
 from epigrad._core.launcher import DISPATCHER
@@ -128,6 +128,9 @@ def launch_into(
     for output in given:
         refuse_negative(call.op, "out", output)
         refuse_graph(call.op, "out", output)
+    if given and len(operands) > len(OPS[call.op].inputs):
+        needed = [output if need else None for output, need in zip(into, needs, strict=True)]
+        refuse_shared(call, operands, needed, scales)
     results = with_scales(loader.core(), scales).launch(call, operands, needs, into)
     if given:
         mark_written(given)

@@ -252,6 +252,13 @@ def test_an_output_may_not_be_in_an_adapters_memory(accumulate: bool) -> None:
     forward.linear(x, weight, adapter=LowRank(halves[:, 1::2], b, 0.5), out=torch.empty(6, 7))
 
 
+def test_out_alone_is_as_long_as_needs() -> None:
+    x, w, bias, a, b = adapters.drawn("linear", torch.float32, torch.float32)
+    into = [torch.empty_like(each) for each in (x, w, bias, a, b)]
+    got = adapters.call("linear", torch.ones(6, 7), x, w, bias, a, b, room=backward, out=tuple(into))
+    assert all(one is other for one, other in zip(got, into, strict=True))
+
+
 def test_batch_invariance() -> None:
     with epigrad.batch_invariant():
         for op in ("linear", "mlp"):

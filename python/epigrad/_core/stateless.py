@@ -82,8 +82,9 @@ def gradients(
     own = len(OPS[op].gradients)
     places = [i for i, place in enumerate(row.gradients) if i < own or all_inputs[place] is not None]
     names = [row.results[i] for i in places]
-    if adapted[0] and needs == (True,) * own and out == (None,) * own:  # as they are by default
-        needs, out = (True,) * len(places), (None,) * len(places)
+    if adapted[0]:  # by default as long as without
+        needs = (True,) * len(places) if needs == (True,) * own else needs
+        out = (None,) * len(places) if out == (None,) * own else out
     mask, outputs = needs_mask(op, needs, names), out_tensors(op, out, names)
     if accumulate:
         call = call._replace(accumulate=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import operator
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -22,7 +22,7 @@ from epigrad._core import invariance, loader, selection
 from epigrad._core.call import Call, make_call
 from epigrad._core.checks import finite, lerp_weight, refuse_graph, refuse_negative, refuse_zeros
 from epigrad._core.stateless import mark_written
-from epigrad._core.tables import DTYPES, OPS, Operation
+from epigrad._core.tables import DTYPES, OPS, row_with
 from epigrad._core.torch_state import is_traced
 from epigrad._core.values import LowRank, immutable
 from epigrad.kinds import ActivationLike, Gated
@@ -129,7 +129,7 @@ class Plan:
 
     def __init__(self, problem: _Problem) -> None:
         core = loader.core()
-        row = _row(problem.call.op, problem.tensors)
+        row = row_with(problem.call.op, problem.tensors)
         self._problem = problem
         self._inputs: tuple[str, ...] = tuple(row.tensors)
         self._outputs: tuple[str, ...] = tuple(row.results)
@@ -552,13 +552,6 @@ class LerpBackward(_Interpolation):
     """
 
     _op = "lerp_backward"
-
-
-def _row(op: str, names: Container[str]) -> Operation:
-    """The operation that takes tensors of these names: that with adapters, if some are theirs."""
-    row = OPS[op]
-    adapted = row.adapted
-    return adapted if adapted and any(name in names for name in adapted.tensors[len(row.tensors) :]) else row
 
 
 def _spread(op: str, arguments: dict[str, Any]) -> dict[str, Any]:

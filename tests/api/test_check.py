@@ -22,12 +22,14 @@ from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import DTYPES, ENTRIES, GRADS, WAYS, Problem
 from epigrad._check.values import VALUES
+from epigrad._core import tables
 from torch import Tensor
 
 from tests.api.checking import found, some_of, wrong_in
 from tests.support.devices import needs
 from tests.support.tiers import in_turns, thorough
 
+ADAPTED = [op for op, row in tables.OPS.items() if row.adapted and not row.is_backward]
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
 
@@ -83,7 +85,9 @@ def test_a_seed_gives_the_same_problems_and_a_text_gives_them_back() -> None:
     assert {layout for problem in some for layout in problem.layouts} == set(WAYS)
     assert {problem.values for problem in some} == set(VALUES)
     assert {problem.grads for problem in some} == set(GRADS)
-    assert any(problem.wide_scale for problem in some)
+    assert any(problem.wide for problem in some)
+    assert {problem.op for problem in some if problem.adapters} == set(ADAPTED)
+    assert {len(problem.ranks) for problem in some} == {0, 1, 2}
     assert all(problem.entry in problem.entries for problem in some)
     assert sum(0 in problem.sizes for problem in some) > 50
 
@@ -114,6 +118,29 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     wrong_in(monkeypatch, backward, "prelu_backward", change)
     assert found("correct", "prelu").startswith("grad_input: ")
+
+
+@pytest.mark.parametrize("op", ADAPTED)
+def test_a_defect_of_an_adapter_is_found(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """One that is left out, and a gradient that is not scaled."""
+
+    def without(_: Any, **options: Any) -> Any:
+        return own(**{name: value for name, value in options.items() if not name.startswith("adapter")})
+
+    own = getattr(forward, op)
+    with monkeypatch.context() as patched:
+        wrong_in(patched, forward, op, without)
+        assert found("correct", op).startswith("out: ")
+
+    def unscaled(grads: Any, *arguments: Any, out: Any, **options: Any) -> Any:
+        for adapter in (value for name, value in options.items() if name.startswith("adapter")):
+            places = [place for place, grad in enumerate(out) if grad is not None and grad.shape == adapter.a.shape]
+            for place in places[-1:]:
+                out[place].div_(adapter.scale)
+        return grads
+
+    wrong_in(monkeypatch, backward, f"{op}_backward", unscaled)
+    assert re.match(r"grad_adapter\w*_[ab]: ", found("correct", op))
 
 
 def test_memory_that_is_written_beside_an_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class Prepared:
     """
 
     def __init__(self, op: str, tensors: Named, outputs: Named, options: Named) -> None:
-        row = tables.OPS[op]
+        row = tables.row_with(op, tensors)
         numbers = [each for each in tensors.values() if isinstance(each, float)]
         self._given = [None if isinstance(each, float) else each for each in map(tensors.get, row.tensors)]
         self._wanted = list(map(outputs.get, row.results))
@@ -154,7 +154,7 @@ def call(op: str, tensors: Named, outputs: Named, options: Named) -> None:
     """
     prepared = Prepared(op, tensors, outputs, options)
     prepared.run()
-    for name, shape in zip(tables.OPS[op].results, prepared.shapes, strict=False):
+    for name, shape in zip(tables.row_with(op, tensors).results, prepared.shapes, strict=False):
         if (tensor := outputs.get(name)) is not None:
             assert shape == tuple(tensor.shape), f"{op}: epg_infer says {shape}, want {tuple(tensor.shape)}"
 

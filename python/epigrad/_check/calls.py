@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +46,20 @@ class Inputs:
     def operands(self, op: str) -> dict[str, Any]:
         """A call's operands by name, in the order of its arguments."""
         known: Named = {**self.given, **self.others}
-        return {name: known[name] for name in tables.OPS[op].tensors}
+        return {name: known[name] for name in tables.row_with(op, known).tensors if name in known}
 
     def tensors(self) -> list[Tensor]:
         return [each for each in (*self.given.values(), self.grad, *self.others.values()) if isinstance(each, Tensor)]
+
+
+def with_adapters(op: str, tensors: Named, scale: float = 1.0) -> dict[str, Any]:
+    """A function's arguments by name: an adapter in the place of its two tensors."""
+    found, row = dict(tensors), tables.OPS[op].adapted
+    for name in row.adapters if row else ():
+        a, b = (found.pop(f"{name}_{part}", None) for part in "ab")
+        if a is not None or b is not None:
+            found[name] = epigrad.LowRank(a, b, scale)
+    return found
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -97,7 +108,8 @@ def _autograd(problem: Problem, inputs: Inputs) -> Results:
 
 def _function(problem: Problem, operands: dict[str, Any]) -> Tensor:
     save = {"save": problem.save} if problem.row.keeps else {}
-    out: Tensor = getattr(epigrad, problem.op)(**operands, **problem.options, **save)
+    arguments = with_adapters(problem.op, operands, problem.adapter_scale)
+    out: Tensor = getattr(epigrad, problem.op)(**arguments, **problem.options, **save)
     return out
 
 
@@ -120,15 +132,19 @@ def _module(problem: Problem, operands: dict[str, Any]) -> Tensor:
     return result
 
 
-def by_function(op: str, tensors: Named, outputs: Named, options: Named) -> None:
-    if (row := tables.OPS[op]).is_backward:
-        out = tuple([outputs.get(f"grad_{row.tensors[place]}") for place in row.gradients])
-        getattr(backward, op)(**tensors, **options, out=out if len(out) > 1 else out[0])
+def by_function(op: str, tensors: Named, outputs: Named, options: Named, scale: float = 1.0) -> None:
+    """By a function without a graph, whose adapters have this scale."""
+    arguments = with_adapters(op, tensors, scale)
+    if (row := tables.row_with(op, tensors)).is_backward:
+        names = [row.tensors[place] for place in row.gradients]
+        own = tables.OPS[op].tensors
+        out = tuple([outputs.get(f"grad_{name}") for name in names if name in own or name in tensors])
+        getattr(backward, op)(**arguments, **options, out=out if len(out) > 1 else out[0])
     elif "preactivation" in outputs:
-        _, kept = getattr(forward, op)(**tensors, **options, out=outputs["out"], return_preactivation=True)
+        _, kept = getattr(forward, op)(**arguments, **options, out=outputs["out"], return_preactivation=True)
         outputs["preactivation"].copy_(kept)
     else:
-        getattr(forward, op)(**tensors, **options, out=outputs["out"])
+        getattr(forward, op)(**arguments, **options, out=outputs["out"])
 
 
 WAYS: dict[str, Callable[[str, Named, Named, Named], None]] = {
@@ -142,6 +158,8 @@ name, and the options."""
 
 def _into(problem: Problem, inputs: Inputs) -> Results:
     way, row, options = WAYS[problem.entry], problem.row, problem.options
+    if problem.entry == "stateless":
+        way = functools.partial(by_function, scale=problem.adapter_scale)
     guards, asked = _Guards(problem, inputs.grad.device), problem.asked()
     operands, out = inputs.operands(problem.op), guards.make("")
     kept: dict[str, Tensor] = {}
@@ -168,6 +186,7 @@ def _on_arrays(problem: Problem, inputs: Inputs) -> Results:
         name: Array.from_torch(each) if isinstance(each, Tensor) else each
         for name, each in inputs.operands(problem.op).items()
     }
+    arrays = with_adapters(problem.op, arrays)
     out = getattr(forward, problem.op)(**arrays, **problem.options)
     needs = {"needs": problem.asked()} if len(inputs.given) > 1 else {}
     function = getattr(backward, f"{problem.op}_backward")

@@ -212,7 +212,9 @@ def _shape(call: Call) -> bool:
 
 def _misaligned(call: Call) -> bool:
     """Memory that begins one byte behind an element's place."""
-    places = [(call.tensors, name) for name in call.floats] + [(call.outputs, name) for name in call.outputs]
+    # An adapter that is rounded before the call is read by PyTorch.
+    names = [name for name in call.floats if not (name.startswith("adapter") and call.problem.is_wide(name))]
+    places = [(call.tensors, name) for name in names] + [(call.outputs, name) for name in call.outputs]
     places = [(where, name) for where, name in places if where[name].numel() and not where[name].is_cuda]
     if not places:
         return False
@@ -232,7 +234,7 @@ def _workspace(call: Call) -> bool:
 
 def _buffer(call: Call) -> bool:
     """A size of a buffer that is less than shape and strides reach."""
-    row = tables.OPS[call.op]
+    row = tables.row_with(call.op, call.described)
     tensors = [*map(call.tensors.get, row.tensors), *map(call.outputs.get, row.results)]
     places = [(place, t) for place, t in enumerate(tensors) if isinstance(t, Tensor) and t.numel()]
     if not places:
@@ -246,13 +248,21 @@ def _buffer(call: Call) -> bool:
 
 
 def _accumulate(call: Call) -> bool:
-    added = [each.name for each in tables.OPS[call.op].outputs if each.is_added_to]
+    row = tables.row_with(call.op, call.described)
+    added = [name for name, each in zip(row.results, row.outputs, strict=True) if each.is_added_to]
     names = [name for name in call.outputs if name in added]
     if not names:
         return False
     call.options["accumulate"] = True
     del call.outputs[call.rng.choice(names)]
     return True
+
+
+def _half_an_adapter(call: Call) -> bool:
+    names = [name for name in call.floats if name.startswith("adapter")]
+    if names:
+        call.tensors[call.rng.choice(names)] = None
+    return bool(names)
 
 
 def _no_bias(call: Call) -> bool:
@@ -278,6 +288,8 @@ DEFECTS = (
     Defect("out shares memory with an operand", errors.InvalidProblemError, INTO, _out_overlaps_input),
     Defect("two outputs share memory", errors.InvalidProblemError, INTO[1:], _outputs_overlap),
     Defect("out for a gradient that cannot exist", errors.InvalidProblemError, ("backward",), _no_bias),
+    Defect("half an adapter", errors.DTypeError, PYTHON, _half_an_adapter),
+    Defect("half an adapter of buffers", errors.InvalidProblemError, ("c", "plan"), _half_an_adapter),
     Defect("accumulate without an out", errors.InvalidProblemError, ("backward",), _accumulate),
     Defect("an unknown kind", errors.InvalidProblemError, ALL, _argument("kind", *_KINDS)),
     Defect("a kind of a wrong type", errors.InvalidProblemError, PYTHON, _argument("kind", 3, b"relu", 1.5, ["relu"])),

@@ -44,9 +44,11 @@ def drawn(rng: random.Random, ops: Sequence[str], dtypes: Sequence[str], large: 
     grads = GRADS if is_half else GRADS[:2]
     if entry in INTO and row.multiplies and rng.random() < 0.4:
         problem = dataclasses.replace(problem, grads=rng.choice(grads))
-    return dataclasses.replace(
-        problem, entry=entry, wide_scale="scale" in row.tensors and is_half and rng.random() < 0.3
-    )
+    if row.adapted and entry != "module" and rng.random() < 0.4:
+        ranks = [rng.choice(RANKS) for _ in range(rng.randint(1, len(row.adapted.adapters)))]
+        problem = dataclasses.replace(problem, ranks=tuple(ranks))
+    may_be_wide = is_half and ("scale" in row.tensors or problem.ranks)
+    return dataclasses.replace(problem, entry=entry, wide=bool(may_be_wide) and rng.random() < 0.3)
 
 
 _VALUES = {
@@ -88,6 +90,8 @@ def _drawn_sizes(rng: random.Random, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+RANKS = (0, 1, 2, 3, 8, 16, 17)
+"""Of adapters."""
 LARGE, LARGE_EACH = 1_000_000, 400
 """The most elements of an expanded or strided tensor, and one of how many problems has such."""
 

@@ -8,8 +8,8 @@ bias, and with it before its activation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,39 @@ from epigrad._check.problem import Problem
 from epigrad._core import tables
 
 Expected = tuple[Bounded | None, ...]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A weight with an adapter, ``weight + b @ a``; or the gradients of the three."""
+
+    weight: Bounded
+    a: Bounded
+    b: Bounded
+
+    @property
+    def value(self) -> Tensor:
+        """The weight's own."""
+        return self.weight.value
+
+    @property
+    def turned(self) -> Adapted:
+        return Adapted(self.weight.turned, self.b.turned, self.a.turned)
+
+    def map(self, view: Callable[[Tensor], Tensor]) -> Adapted:
+        return Adapted(self.weight.map(view), self.a.map(view), self.b.map(view))
+
+    def put(self, place: Any, part: Adapted) -> None:
+        for total, one in ((self.weight, part.weight), (self.a, part.a), (self.b, part.b)):
+            total.put(place, one)
+
+    def added_up(self) -> Adapted:
+        return Adapted(self.weight.added_up(), self.a.added_up(), self.b.added_up())
+
+
+Weight = Bounded | Adapted
+Found = tuple[Weight | None, ...]
+"""Results of which the gradients of adapters are not yet apart."""
 
 
 def _activated(pre: Bounded, problem: Problem) -> Bounded:
@@ -81,19 +114,41 @@ def _number(value: float, like: Bounded) -> Bounded:
     return replace(like, value=number, error=number.abs() * like.unit)
 
 
-def _dense(x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
-    product = (x @ weight.turned).as_product()
+def _times(left: Bounded, weight: Weight) -> Bounded:
+    """``left @ weight``: with an adapter one sum of both terms, with ``left @ b`` rounded once."""
+    if isinstance(weight, Bounded):
+        return left @ weight
+    narrow = (left @ weight.b).stored()
+    apart = (left @ weight.weight).as_product() + narrow @ weight.a
+    return (_beside(left, narrow, -1) @ _beside(weight.weight, weight.a, -2)).either(apart)
+
+
+def _beside(one: Bounded, other: Bounded, dim: int) -> Bounded:
+    value, error = torch.cat([one.value, other.value], dim), torch.cat([one.error, other.error], dim)
+    return replace(one, value=value, error=error, stops=None, terms=None)
+
+
+def _of_weight(grad: Bounded, x: Bounded, weight: Weight) -> Weight:
+    """The gradient of a weight and of its adapter, of rows."""
+    if isinstance(weight, Bounded):
+        return grad.turned @ x
+    of_a = (grad @ weight.b).stored().turned @ x
+    return Adapted(grad.turned @ x, of_a, grad.turned @ (x @ weight.a.turned).stored())
+
+
+def _dense(x: Bounded, weight: Weight, bias: Bounded | None) -> Bounded:
+    product = _times(x, weight.turned).as_product()
     return product if bias is None else product + bias
 
 
 def _dense_gradients(
-    grad_pre: Bounded, x: Bounded, weight: Bounded, bias: Bounded | None
-) -> tuple[Bounded, Bounded, Bounded | None]:
+    grad_pre: Bounded, x: Bounded, weight: Weight, bias: Bounded | None
+) -> tuple[Bounded, Weight, Bounded | None]:
     """Of input, weight and bias."""
     rounded = grad_pre.stored()
     flat, inputs = (of.map(lambda t: t.reshape(t.shape[:-1].numel(), t.shape[-1])) for of in (rounded, x))
     summed = None if bias is None else grad_pre.sum_to(bias.value.shape)
-    return rounded @ weight, flat.turned @ inputs, summed
+    return _times(rounded, weight), _of_weight(flat, inputs, weight), summed
 
 
 def _hidden(problem: Problem, pre: Bounded) -> Bounded:
@@ -122,15 +177,15 @@ def _matmul(problem: Problem, grad: Bounded, a: Bounded, b: Bounded, bias: Bound
     return out, of_a, of_b, None if bias is None else grad_pre.sum_to(bias.value.shape)
 
 
-def _linear(problem: Problem, grad: Bounded, x: Bounded, weight: Bounded, bias: Bounded | None) -> Expected:
+def _linear(problem: Problem, grad: Bounded, x: Bounded, weight: Weight, bias: Bounded | None) -> Found:
     pre = _dense(x, weight, bias)
     grad_pre = grad * _slope_of(pre.stored(), problem)
     return _activated(pre.as_product(), problem), *_dense_gradients(grad_pre, x, weight, bias)
 
 
 def _gated_linear(
-    problem: Problem, grad: Bounded, x: Bounded, w_value: Bounded, w_gate: Bounded, *biases: Bounded | None
-) -> Expected:
+    problem: Problem, grad: Bounded, x: Bounded, w_value: Weight, w_gate: Weight, *biases: Bounded | None
+) -> Found:
     layers = tuple(zip((w_value, w_gate), biases, strict=True))
     value, gate = (_dense(x, *layer).stored() for layer in layers)
     grads = _gate_gradients(grad, value, gate, problem)
@@ -140,8 +195,8 @@ def _gated_linear(
 
 
 def _block(
-    problem: Problem, grad: Bounded, x: Bounded, w1: Bounded, b1: Bounded | None, w2: Bounded, b2: Bounded | None
-) -> Expected:
+    problem: Problem, grad: Bounded, x: Bounded, w1: Weight, b1: Bounded | None, w2: Weight, b2: Bounded | None
+) -> Found:
     pre = _dense(x, w1, b1).stored()
     hidden = _hidden(problem, pre).stored()
     grad_hidden, *second = _dense_gradients(grad, hidden, w2, b2)
@@ -149,7 +204,16 @@ def _block(
     return _dense(hidden, w2, b2), *_dense_gradients(grad_pre, x, w1, b1), *second
 
 
-def _put(totals: list[Bounded | None], places: tuple[Any, ...], parts: Expected) -> None:
+def _totals(*of: Weight | None) -> list[Any]:
+    """Zeros of the shapes of these."""
+
+    def total(one: Weight) -> Weight:
+        return Adapted(zeros(one.weight), zeros(one.a), zeros(one.b)) if isinstance(one, Adapted) else zeros(one)
+
+    return [None if one is None else total(one) for one in of]
+
+
+def _put(totals: list[Any], places: tuple[Any, ...], parts: Found) -> None:
     """Add parts to totals, each at its place."""
     for total, place, part in zip(totals, places, parts, strict=True):
         if total is not None and part is not None:
@@ -160,12 +224,12 @@ def _at(of: Bounded, place: Any) -> Bounded:
     return of.map(lambda t: t[place])
 
 
-def _layer(weight: Bounded, bias: Bounded | None, group: int) -> tuple[Bounded, Bounded | None]:
-    return _at(weight, group), None if bias is None else _at(bias, group)
+def _layer(weight: Weight, bias: Bounded | None, group: int) -> tuple[Weight, Bounded | None]:
+    return weight.map(lambda t: t[group]), None if bias is None else _at(bias, group)
 
 
-def _grouped(problem: Problem, grad: Bounded, x: Bounded, weight: Bounded, bias: Bounded | None) -> Expected:
-    totals = [None if one is None else zeros(one) for one in (grad, x, weight, bias)]
+def _grouped(problem: Problem, grad: Bounded, x: Bounded, weight: Weight, bias: Bounded | None) -> Found:
+    totals = _totals(grad, x, weight, bias)
     first = 0
     for group, end in enumerate(problem.integers()["offsets"].tolist()):
         rows, first = slice(first, end), end
@@ -182,12 +246,12 @@ def _experts(
     grad: Bounded,
     x: Bounded,
     scale: Bounded,
-    w_in: Bounded,
+    w_in: Weight,
     b_in: Bounded | None,
-    w_out: Bounded,
+    w_out: Weight,
     b_out: Bounded | None,
-) -> Expected:
-    totals = [None if one is None else zeros(one) for one in (grad, x, scale, w_in, b_in, w_out, b_out)]
+) -> Found:
+    totals = _totals(grad, x, scale, w_in, b_in, w_out, b_out)
     index = problem.integers()["index"]
     for expert in range(len(w_in.value)):
         tokens, places = torch.where(index == expert)
@@ -198,9 +262,9 @@ def _experts(
         hidden = _hidden(problem, pre).stored()
         out = _dense(hidden, *second).stored()
         grad_hidden, _, of_bias = _dense_gradients((grads * scales).stored(), hidden, *second)
-        unscaled = (grads @ second[0]).stored()
+        unscaled = _times(grads, second[0]).stored()
         grad_hidden = grad_hidden.stored().either((unscaled * scales).stored())
-        of_second = grads.turned @ (hidden * scales).stored(), of_bias
+        of_second = _of_weight(grads, (hidden * scales).stored(), second[0]), of_bias
         grad_pre = _hidden_gradient(problem, grad_hidden, pre)
         grad_x, *of_first = _dense_gradients(grad_pre, rows, *first)
         grad_scale = (grads * out).sum_to((len(tokens), 1)).either(_by_hidden(grads, unscaled, hidden, second[1]))
@@ -280,7 +344,7 @@ def _xielu(problem: Problem, grad: Bounded, x: Bounded, alpha_p: Bounded, alpha_
     )
 
 
-EXPECTED: dict[str, Callable[..., Expected]] = {
+EXPECTED: dict[str, Callable[..., Found]] = {
     "matmul_bias_activation": _matmul,
     "linear": _linear,
     "gated_linear": _gated_linear,
@@ -295,4 +359,24 @@ EXPECTED: dict[str, Callable[..., Expected]] = {
     "prelu": _prelu,
     "xielu": _xielu,
 }
-"""By operation, given a problem, the output's gradient and the tensors that have gradients."""
+"""By operation, given a problem, the output's gradient and the tensors that have gradients, with
+adapters in their weights."""
+
+
+def expected_of(problem: Problem, grad: Bounded, given: Mapping[str, Bounded | None]) -> Expected:
+    """The output and the gradients of the tensors that have them, by name."""
+    scale = _number(problem.adapter_scale, grad)
+    own: list[Weight | None] = [each for name, each in given.items() if not name.startswith("adapter")]
+    weights = [place for place, name in enumerate(given) if name.startswith("weight")]
+    for place, name in zip(weights, problem.adapters, strict=False):
+        weight, a, b = own[place], given[f"{name}_a"], given[f"{name}_b"]
+        assert isinstance(weight, Bounded) and a is not None and b is not None
+        if problem.adapter_scale != 1 or problem.is_wide(name):  # then rounded before the call
+            a, b = (a * scale).stored(), b.stored()
+        own[place] = Adapted(weight, a, b)
+    found, of_adapters = list(EXPECTED[problem.op](problem, grad, *own)), []
+    for place, each in enumerate(found):
+        if isinstance(each, Adapted):
+            found[place] = each.weight
+            of_adapters += [each.a.stored() * scale, each.b]
+    return (*found, *of_adapters)  # type: ignore[arg-type]  # no weight has an adapter now

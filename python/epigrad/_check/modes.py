@@ -30,7 +30,7 @@ from epigrad import errors
 from epigrad._check.bounds import Bounded, breach
 from epigrad._check.calls import Inputs, Results, backend_of, run
 from epigrad._check.defects import spoiled
-from epigrad._check.expected import EXPECTED
+from epigrad._check.expected import expected_of
 from epigrad._check.layouts import same_bits, unchanged
 from epigrad._check.operations import OPERATIONS
 from epigrad._check.problem import Problem
@@ -57,8 +57,8 @@ def correct(problem: Problem, backend: str) -> str:
 def _compared(problem: Problem, backend: str, inputs: Inputs, results: Results) -> str:
     dtype = problem.torch_dtype
     exact = functools.partial(Bounded.exact, dtype=dtype, backend=backend)
-    given = [None if t is None else exact(t) for t in inputs.given.values()]
-    expected = EXPECTED[problem.op](problem, exact(inputs.grad), *given)
+    given = {name: None if t is None else exact(t) for name, t in inputs.given.items()}
+    expected = expected_of(problem, exact(inputs.grad), given)
     for name, got, want in zip(names_of(problem), results, expected, strict=True):
         if got is None:
             continue

@@ -99,6 +99,7 @@ COUNTS = ("batch", "each", "groups")
 """Sizes that are few."""
 
 _SYMBOLS = {"K": "features", "N": "columns", "H": "hidden", "T": "rows", "E": "groups", "J": "each"}
+_RANKS = ("R", "S")
 
 
 def _sizes(row: tables.Operation) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ OPERATIONS = {name: _sizes(row) for name, row in tables.OPS.items() if not row.i
 """The names of each operation's sizes."""
 
 
-def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
+def shapes(op: str, given: Shape, turn: int, gated: bool, ranks: Shape = ()) -> Shapes:
     """The shapes of an operation's tensors and results, by name; None for a number.
 
     Args:
@@ -123,6 +124,7 @@ def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
         given: its sizes.
         turn: 0 or 1, where a shape has two forms.
         gated: whether the kind is a gated one.
+        ranks: of the adapters that are given, the first ones.
     """
     sizes = dict(zip(OPERATIONS[op], given, strict=True))
     if op in _OWN:
@@ -130,6 +132,7 @@ def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
     else:
         own = {each.name: (sizes["channels"],) for each in tables.OPS[op].inputs if each.channels and turn}
     symbols: dict[str, int | Form] = {symbol: sizes[name] for symbol, name in _SYMBOLS.items() if name in sizes}
+    symbols |= zip(_RANKS, ranks, strict=False)
     if "lead" in sizes:
         rows = sizes["rows"]
         symbols["..."] = ((), (rows,), (2, rows), (rows, 1))[sizes["lead"] % 4]
@@ -139,11 +142,14 @@ def shapes(op: str, given: Shape, turn: int, gated: bool) -> Shapes:
 
 
 def formed_shapes(op: str, symbols: Mapping[str, int | Form], own: Shapes, gated: bool) -> Shapes:
-    """The shapes of an operation's tensors and results, of its row's symbols, but for its own."""
+    """The shapes of an operation's tensors and results, of its row's symbols, but for its own; and
+    of the adapters whose ranks are among the symbols."""
     row = tables.OPS[op]
+    adapters = row.adapted.inputs[len(row.inputs) :] if row.adapted else ()
+    given = [each for each in adapters if any(rank in symbols and rank in each.shape for rank in _RANKS)]
     return own | {
-        each.name: tuple(formed(each, gated, dict(symbols))) if each.shape else _example(each.example)
-        for each in (*row.inputs, *row.outputs)
+        each.name.replace(".", "_"): tuple(formed(each, gated, dict(symbols))) if each.shape else _example(each.example)
+        for each in (*row.inputs, *row.outputs, *given)
         if each.name not in own
     }
 
@@ -153,9 +159,10 @@ def spread(op: str, name: str, shape: Shape, scale: float) -> float:
     `scale`."""
     if not tables.OPS[op].multiplies:
         return scale if name in ("input", "value", "gate", "start", "end") else 1.0
-    if name == "b" or name.startswith("weight"):
+    if name == "b" or name.startswith(("weight", "adapter")):
         depth = shape[-1] if name != "b" or len(shape) == 1 else shape[-2]
-        return (1.0 if name in ("weight2", "weight_out") else scale) / math.sqrt(max(depth, 1))
+        is_plain = name.endswith(("2", "_out", "2_a", "_out_a", "_b"))
+        return (1.0 if is_plain else scale) / math.sqrt(max(depth, 1))
     return 1.0
 
 

@@ -62,7 +62,8 @@ class Problem:
         values: what they are, beside normal numbers.
         grads: how gradients of weights and biases come into given tensors: written or added, in the
             tensors' dtype or beside 16 bits in float32.
-        wide_scale: whether experts' scales are float32 beside 16 bits.
+        wide: whether experts' scales, and adapters, are float32 beside 16 bits.
+        ranks: of the adapters that are given, the first ones of the operation.
     """
 
     op: str
@@ -79,7 +80,8 @@ class Problem:
     seed: int = 0
     values: str = "normal"
     grads: str = "fresh"
-    wide_scale: bool = False
+    wide: bool = False
+    ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         rest = [
@@ -119,6 +121,8 @@ class Problem:
                 f"sizes={_text(EXAMPLE[: len(names)])}"
             )
         problem = cls(op, **{"kind": row.default_kind} | given)
+        if len(problem.ranks) > (most := len(row.adapted.adapters) if row.adapted else 0):
+            raise errors.InvalidProblemError(f"check: problem: {op}: ranks={_text(problem.ranks)}, want at most {most}")
         wanted, what = _KINDS[row.kinds]
         if not isinstance(problem.kind_object, wanted):
             raise errors.InvalidProblemError(f"check: problem: {op}: kind={problem.kind}, want {what}")
@@ -143,9 +147,24 @@ class Problem:
         """Whether the gradient of an operand is added to what its tensor holds."""
         return self.grads.endswith("added") and self._is_layer(name)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters that are given; modules take none."""
+        adapted = self.row.adapted
+        return adapted.adapters[: len(self.ranks)] if adapted and self.entry != "module" else ()
+
+    @property
+    def adapter_scale(self) -> float:
+        """The scale of all adapters, where they have one."""
+        return 0.75 if self.seed % 2 and self.entry in _WITH_LOW_RANK else 1.0
+
+    def is_wide(self, name: str) -> bool:
+        """Whether a tensor is float32 beside 16 bits."""
+        may_be = name == "scale" or (name.startswith("adapter") and self.entry in _WITH_LOW_RANK)
+        return self.wide and may_be and tables.is_half(self.torch_dtype)
+
     def dtype_of(self, name: str) -> torch.dtype:
-        is_wide = name == "scale" and self.wide_scale and tables.is_half(self.torch_dtype)
-        return torch.float32 if is_wide else self.torch_dtype
+        return torch.float32 if self.is_wide(name) else self.torch_dtype
 
     def dtype_of_gradient(self, name: str) -> torch.dtype:
         is_wide = self.grads.startswith("float32") and tables.is_half(self.torch_dtype) and self._is_layer(name)
@@ -153,8 +172,8 @@ class Problem:
 
     def _is_layer(self, name: str) -> bool:
         """Whether an operand is a weight or a bias of a layer, and its gradient has a tensor."""
-        (gradient,) = [each for each in tables.OPS[f"{self.op}_backward"].outputs if each.name == f"grad_{name}"]
-        return self.entry in INTO and gradient.is_added_to
+        row = tables.row_with(f"{self.op}_backward", self.shapes)
+        return self.entry in INTO and row.outputs[row.results.index(f"grad_{name}")].is_added_to
 
     def held(self, name: str) -> Tensor:
         """What a tensor holds, to which a gradient is added."""
@@ -206,13 +225,15 @@ class Problem:
     @functools.cached_property
     def every_shape(self) -> Shapes:
         """The shapes of all tensors and results by name; None for what is left out."""
-        every = shapes(self.op, self.sizes, self.seed % 2, self.is_gated)
+        every = shapes(self.op, self.sizes, self.seed % 2, self.is_gated, self.ranks[: len(self.adapters)])
         return {name: None if name.startswith("bias") and not self.bias else shape for name, shape in every.items()}
 
     @functools.cached_property
     def shapes(self) -> Shapes:
         """Of the tensors that have gradients, in the order of the arguments."""
-        return {each.name: self.every_shape[each.name] for each in self.row.inputs if each.types in _NUMBERS}
+        own = [each.name for each in self.row.inputs if each.types in _NUMBERS]
+        names = own + [f"{adapter}_{part}" for adapter in self.adapters for part in "ab"]
+        return {name: self.every_shape[name] for name in names}
 
     @property
     def out_shape(self) -> Shape:
@@ -290,6 +311,9 @@ class Problem:
         for place, size in enumerate(self.sizes):
             before, after = self.sizes[:place], self.sizes[place + 1 :]
             found += [self._with(sizes=(*before, less, *after)) for less in _smaller(OPERATIONS[self.op][place], size)]
+        for place, rank in enumerate(self.ranks):
+            before, after = self.ranks[:place], self.ranks[place + 1 :]
+            found += [self._with(ranks=(*before, less, *after)) for less in _smaller("rank", rank)]
         plain = {
             field.name: field.default for field in fields(self) if field.name not in ("op", "kind", "dtype", "sizes")
         }
@@ -306,6 +330,8 @@ class Problem:
 
 _NUMBERS = ("call", "wider")
 """The types of tensors that have gradients."""
+_WITH_LOW_RANK = ("autograd", "dispatcher", "stateless")
+"""Entries that take adapters with a scale, and float32 ones beside 16 bits."""
 _KINDS: dict[str, tuple[Any, str]] = {
     "activation": (Activation, "an activation"),
     "gated": (Gated, "a gated kind"),
@@ -332,7 +358,7 @@ def _text(value: Any) -> str:
 def _value(name: str, text: str) -> Any:
     try:
         match name:
-            case "sizes":
+            case "sizes" | "ranks":
                 if not all(size.isdigit() for size in text.split("x")):
                     raise ValueError("want numbers with x between")
                 return tuple([int(size) for size in text.split("x")])
@@ -342,7 +368,7 @@ def _value(name: str, text: str) -> Any:
                 return tuple(text.split(","))
             case "needs":
                 return tuple([_bit(digit) for digit in text or " "])
-            case "bias" | "wide_scale":
+            case "bias" | "wide":
                 return _bit(text)
             case "scale":
                 if not 0 < float(text) < math.inf:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import epigrad
 from epigrad._check import c_interface, plan_calls
-from epigrad._check.calls import Inputs, by_function
+from epigrad._check.calls import Inputs, by_function, with_adapters
 from epigrad._check.problem import Problem
 from epigrad.plan import Plan
 
@@ -80,7 +80,7 @@ class Call:
     def run(self) -> None:
         match self.way:
             case "autograd":
-                getattr(epigrad, self.op)(**self.tensors, **self.options)
+                getattr(epigrad, self.op)(**with_adapters(self.op, self.tensors), **self.options)
             case "c":
                 self.prepared().run(self.short)
             case "plan":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -252,6 +252,13 @@ def row_of(op: str, count: int) -> Operation:
     """The row of a call with so many tensors, of which adapters are the last."""
     row = OPS[op]
     return row if count <= len(row.inputs) or row.adapted is None else row.adapted
+
+
+def row_with(op: str, names: Container[str]) -> Operation:
+    """The row of a call with tensors of these names: that with adapters, if some are theirs."""
+    row = OPS[op]
+    adapted = row.adapted
+    return adapted if adapted and any(name in names for name in adapted.tensors[len(row.tensors) :]) else row
 
 
 def backward_row(op: str, count: int) -> Operation:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from epigrad.integrations.transformers import patch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # PEFT asks by a name that transformers has given up.
@@ -90,6 +90,50 @@ def test_an_adapter_that_stays_with_peft_is_named_with_the_reason(reason: str) -
     want = logits(own)
     torch.manual_seed(5)
     torch.testing.assert_close(logits(model), want)
+
+
+def _torchao(layer: nn.Linear, bits: int) -> nn.Linear:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(layer, Int8WeightOnlyConfig())
+    return layer
+
+
+def _bitsandbytes(layer: nn.Linear, bits: int) -> nn.Linear:
+    library = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    name, parameter = {4: ("Linear4bit", "Params4bit"), 8: ("Linear8bitLt", "Int8Params")}[bits]
+    options = {8: {"has_fp16_weights": False}}.get(bits, {})
+    sizes = layer.in_features, layer.out_features
+    quantized: nn.Linear = getattr(library.nn, name)(*sizes, bias=layer.bias is not None, **options)
+    quantized.weight = getattr(library.nn, parameter)(layer.weight.data, requires_grad=False, **options)
+    quantized.bias = layer.bias
+    return quantized.to("cpu")  # which packs the weight
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("quantized", "bits", "wrapper"),
+    [
+        (_torchao, 8, "torchao.TorchaoLoraLinear"),
+        (_bitsandbytes, 4, "bnb.Linear4bit"),
+        (_bitsandbytes, 8, "bnb.Linear8bitLt"),
+    ],
+    ids=["torchao", "bitsandbytes, 4", "bitsandbytes, 8"],
+)
+def test_adapters_of_quantised_layers_stay_with_peft(quantized: Any, bits: int, wrapper: str) -> None:
+    """QLoRA: the layers are called, and epigrad computes the gate between them."""
+
+    def made() -> Any:
+        base = llama()
+        for layer in base.model.layers:
+            for name in PROJECTIONS:
+                setattr(layer.mlp, name, quantized(getattr(layer.mlp, name), bits))
+        setattr(base, f"is_loaded_in_{bits}bit", quantized is _bitsandbytes)  # PEFT asks by this name
+        return adapted(base, target_modules=PROJECTIONS)
+
+    model = made()
+    assert told(model) == {f"gated_product swiglu, since up_proj is a peft.tuners.lora.{wrapper}"}
+    assert losses(model, 3) == pytest.approx(losses(made(), 3), rel=1e-4)
 
 
 def test_dropout_goes_into_the_product_once_it_no_longer_drops() -> None:

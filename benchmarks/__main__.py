@@ -15,7 +15,7 @@ from epigrad.cli.operations import DTYPES
 from epigrad.cli.report import check_paths, command
 from epigrad.cli.runner import Subject, run
 
-from benchmarks import cpu, cuda, experts, invariance, models, ways, webgpu
+from benchmarks import cpu, cuda, experts, invariance, lora, models, ways, webgpu
 
 SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "cpu": cpu.subject,
@@ -23,11 +23,12 @@ SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "webgpu": webgpu.subject,
     "models": models.subject,
     "experts": experts.subject,
+    "lora": lora.subject,
     "ways": ways.subject,
     "invariance": invariance.subject,
 }
-# What a subject needs; models and experts take a GPU where there is one.
-DEVICES = {"models": "cpu", "experts": "cpu"} | {"ways": "cuda", "invariance": "cuda"}
+# What a subject needs; models, experts and lora take a GPU where there is one.
+DEVICES = dict.fromkeys(("models", "experts", "lora"), "cpu") | {"ways": "cuda", "invariance": "cuda"}
 _EPILOG = """\
 examples:
   python -m benchmarks --json docs/results --plot docs/results    cpu, cuda and webgpu, those that are here
@@ -46,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"one or more of {', '.join(SUBJECTS)}")
     made.add_argument("--all-kinds", action="store_true", help="on cpu, every activation and gated kind")
-    made.add_argument("--device", choices=("cpu", "cuda"), help="of models and experts (default: cuda if available)")
+    made.add_argument(
+        "--device", choices=("cpu", "cuda"), help="of models, experts and lora (default: cuda if available)"
+    )
     add_options(made, DTYPES)
     return made
 

@@ -16,10 +16,12 @@ from epigrad.integrations.transformers import patch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# PEFT asks by a name that transformers has given up.
+from tests.support.tiers import thorough
+
+# PEFT asks by names that transformers has given up.
 pytestmark = [
     pytest.mark.usefixtures("_one_thread"),
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
 ]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
 
@@ -227,6 +229,31 @@ def test_float32_adapters_beside_16_bits(name: str) -> None:
             assert got.grad.dtype == got.dtype == torch.float32, key
             error, other = ((each.double() - want.grad).norm() for each in (got.grad, theirs.grad))
             assert error <= 1.5 * other + 2**-8 * want.grad.norm(), key
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(name: str, reentrant: bool) -> None:
+    """A layer that runs again in backward has its adapters again."""
+    make, options = CURVES[name]
+    own = adapted(make(torch.float64), **options)
+    model = copy.deepcopy(own)
+    patch(model)
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert losses(model, 3) == pytest.approx(losses(own, 3), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [pytest.param("blocks", marks=thorough), "experts"])
+def test_compiled_with_adapters(name: str) -> None:
+    """In one graph, which PEFT's own way with experts breaks."""
+    make, options = CURVES[name]
+    own = adapted(make(), **options)
+    model = copy.deepcopy(own)
+    patch(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert losses(compiled, 3) == pytest.approx(losses(own, 3), rel=1e-5)
 
 
 # --- memory ---------------------------------------------------------------------------------------

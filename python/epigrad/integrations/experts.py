@@ -294,8 +294,7 @@ def _at_import_of_peft() -> None:
 
 def _adapter_of(wrapper: Any, experts: Any) -> LowRank | None:
     """The adapter of a parameter of experts; None if epigrad does not compute them with it."""
-    moe = sys.modules.get(_ROOM)
-    if moe is None or not _dispatches(getattr(type(experts), "forward", None), moe):
+    if not _takes_implementation(type(experts)):
         return None
     if experts.config._experts_implementation != NAME or wrapper.parameter_name not in (_up(experts), "down_proj"):
         return None
@@ -383,12 +382,16 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    moe = sys.modules.get(_ROOM)
-    if moe is None:
-        return
     for name, module in model.named_modules():
-        if _dispatches(getattr(type(module), "forward", None), moe):
+        if _takes_implementation(type(module)):
             yield name, module
+
+
+@constant_to_dynamo  # which fails at a cell that it has read as a closure's variable
+def _takes_implementation(cls: type[Any]) -> bool:
+    """Whether a class of experts takes an implementation of transformers."""
+    moe = sys.modules.get(_ROOM)
+    return moe is not None and _dispatches(getattr(cls, "forward", None), moe)
 
 
 def _dispatches(method: Any, moe: Any) -> bool:

@@ -11,9 +11,12 @@ from typing import Any
 import peft
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from epigrad.integrations.transformers import patch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.tiers import thorough
@@ -242,6 +245,24 @@ def test_activation_checkpointing(name: str, reentrant: bool) -> None:
     model.enable_input_require_grads()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert losses(model, 3) == pytest.approx(losses(own, 3), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_fully_shard(name: str) -> None:
+    """FSDP2, in a group of one process, which has the same hooks as one of many."""
+    make, options = CURVES[name]
+    own = adapted(make(torch.float64), **options)
+    model = copy.deepcopy(own)
+    patch(model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for module in (*model.get_base_model().model.layers, model):
+            fully_shard(module, mesh=mesh)
+        found = losses(model, 3)
+    finally:
+        dist.destroy_process_group()
+    assert found == pytest.approx(losses(own, 3), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [pytest.param("blocks", marks=thorough), "experts"])

@@ -17,7 +17,8 @@ import (
 //
 //	a [r, k],  b [n, r];  of groups a [e, r, k],  b [e, n, r]
 //
-// Both terms are one sum, which CUDA rounds after each in half types, and input aᵀ is rounded once.
+// Both terms are one sum, which CUDA may round after each in half types, and input aᵀ is rounded
+// once.
 // With g, the gradient of the layer's preactivation:
 //
 //	grad_input = g weight + (g b) a

@@ -24,7 +24,8 @@ import (
 //	grad_weight_value     = grad_valueᵀ input
 //	grad_bias_value       = column sums of grad_value, before it is rounded
 //
-// and likewise for the gate. grad_input is one sum of two products, which CUDA rounds after each.
+// and likewise for the gate. grad_input is one sum of two products, which CUDA may round after
+// each.
 var (
 	gatedLinear = operation{
 		Signature: gatedLinearSignature,

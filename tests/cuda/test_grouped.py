@@ -3,6 +3,7 @@ strides."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import epigrad
@@ -14,6 +15,7 @@ from torch import Tensor
 from tests.support import compositions, oracle
 from tests.support.compositions import leaves
 from tests.support.devices import needs
+from tests.support.kernels import kernels_of, on_hopper
 from tests.support.layouts import assert_same_bits
 
 pytestmark = needs("cuda")
@@ -57,13 +59,16 @@ def problem(size: str, kind: str, dtype: torch.dtype, transposed: bool = False) 
     return index, [drawn(g, dtype, tokens, features), scale, *layers], drawn(g, dtype, tokens, features)
 
 
-def wanted(index: Tensor, tensors: list[Tensor], grad: Tensor, kind: Any, gate: str) -> list[Tensor]:
-    """Output and gradients in float64."""
+def formula(kind: Any, gate: str) -> Callable[[Tensor], Tensor]:
     row = oracle.GATED[kind] if str(kind) in map(str, oracle.GATED) else None
     act = oracle.ACTIVATIONS[kind].value if row is None else row.value
-    whole = act if row is None else lambda z: act(*compositions.halves(z, -1, gate))
+    return act if row is None else lambda z: act(*compositions.halves(z, -1, gate))
+
+
+def wanted(index: Tensor, tensors: list[Tensor], grad: Tensor, kind: Any, gate: str) -> list[Tensor]:
+    """Output and gradients in float64."""
     wide = leaves(tensors, torch.float64)
-    out = compositions.experts(wide[0], index, *wide[1:], whole)
+    out = compositions.experts(wide[0], index, *wide[1:], formula(kind, gate))
     return [out.detach(), *torch.autograd.grad(out, wide, grad.double())]
 
 
@@ -96,6 +101,42 @@ def test_a_mixture_of_many_tiles(size: str, kind: str, transposed: bool, dtype: 
         assert_same_bits(one, other)
     plain = epigrad.experts(tensors[0], index, *tensors[1:], KINDS[kind], gate=gate)
     assert_same_bits(plain, out.detach())
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["as stored", "transposed"])
+@pytest.mark.parametrize("rank", [8, 72])
+@pytest.mark.parametrize("kind", ["swiglu", "relu2"])
+def test_adapters_are_pairs_of_one_kernel(kind: str, rank: int, transposed: bool, dtype: torch.dtype) -> None:
+    """Against a mixture that has their products in its weights. Where factors lie otherwise than
+    weights, the second product has a kernel of its own."""
+    index, tensors, grad = problem("many tiles", kind, dtype)
+    generator = torch.Generator().manual_seed(1)
+    factors = []
+    for weight in (tensors[2], tensors[4]):
+        experts, rows, columns = weight.shape
+        factors.append(drawn(generator, dtype, experts, rank, columns, scale=columns**-0.5))
+        factors.append(drawn(generator, dtype, experts, rows, rank, scale=rank**-0.5))
+    if transposed:
+        factors = [factor.transpose(1, 2).contiguous().transpose(1, 2) for factor in factors]
+    operands = leaves([*tensors, *factors])
+    first, second = (epigrad.LowRank(*operands[at : at + 2]) for at in (6, 8))
+    found = []
+
+    def forward() -> None:
+        found.append(epigrad.experts(operands[0], index, *operands[1:6], kind, adapter_in=first, adapter_out=second))
+
+    names = kernels_of(forward)
+    assert any(name.startswith("grouped_product") for name in names) == (transposed or not on_hopper()), names
+    grads = torch.autograd.grad(found[0], operands, grad)
+
+    wide = leaves(operands, torch.float64)
+    whole = [*wide[:6]]
+    for place, at in ((2, 6), (4, 8)):
+        whole[place] = wide[place] + wide[at + 1] @ wide[at]
+    out = compositions.experts(whole[0], index, *whole[1:], formula(kind, "second"))
+    want = [out.detach(), *torch.autograd.grad(out, wide, grad.double())]
+    assert_near([found[0].detach(), *grads], want, dtype)
 
 
 @pytest.mark.parametrize("gate", ["second", "first", "odd", "even"])

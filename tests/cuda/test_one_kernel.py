@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.support.cases import ACTIVATIONS, Case
 from tests.support.devices import needs
+from tests.support.kernels import kernels_of, on_hopper
 from tests.support.layouts import assert_same_bits
 from tests.support.parity import assert_parity, assert_result
 from tests.support.problem import problem_of
@@ -31,10 +32,6 @@ SHAPES = (
     ((2, 70, 72), (72, 1002)),  # rows that do not start at multiples of 16 bytes
 )
 LAYOUTS = ("transposed", "offset", "step", "expanded_first")
-
-
-def on_hopper() -> bool:
-    return torch.cuda.get_device_capability() == (9, 0)
 
 
 def kernel_of(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, activation: str = "gelu") -> str:
@@ -248,13 +245,6 @@ def test_gated_linear(biased: bool, form: str, kind: str, sizes: tuple[int, int,
     assert_near(out, activated, torch.zeros_like(activated), 1.1)
 
 
-def kernels_of(run: Callable[[], object]) -> list[str]:
-    with torch.profiler.profile(acc_events=True) as profiler:
-        run()
-        torch.cuda.synchronize()
-    return [event.key for event in profiler.key_averages()]
-
-
 def test_hopper_has_blocks_in_one_kernel_a_product() -> None:
     x, weight1, weight2, grad, half = randoms(
         torch.bfloat16, (4096, 256), (1024, 256), (256, 1024), (4096, 256), (256, 512)
@@ -270,6 +260,31 @@ def test_hopper_has_blocks_in_one_kernel_a_product() -> None:
         (layer, "gated_linear_sm90_silu_bf16_nt"),
     ):
         assert any(name.startswith(wanted) for name in names) == on_hopper(), names
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rows", [1, 130, 300])
+def test_a_sum_of_two_products_is_one_kernel(rows: int, dtype: torch.dtype) -> None:
+    """The gradient to a gated layer's input, where no rule of speed takes another way."""
+    x, values, gates, grad = randoms(dtype, (rows, 136), (264, 136), (264, 136), (rows, 264))
+    pre = forward.gated_linear(x, values, gates, return_preactivation=True)[1]
+    value, gate = (half.requires_grad_() for half in pre.double().chunk(2, -1))
+    slopes = torch.autograd.grad(value * torch.nn.functional.silu(gate), (value, gate), grad.double())
+    of_value, of_gate = (slope.to(dtype).double() for slope in slopes)
+    want = of_value @ values.double() + of_gate @ gates.double()
+    terms = of_value.abs() @ values.double().abs() + of_gate.abs() @ gates.double().abs()
+
+    found = []
+    with epigrad.batch_invariant():
+        needs = (True, False, False, False, False)
+        names = kernels_of(
+            lambda: found.append(
+                backward.gated_linear_backward(grad, x, values, gates, preactivation=pre, needs=needs)[0]
+            )
+        )
+    assert sum(name.startswith("gemm_epilogue_sm90_none_") for name in names) == on_hopper(), names
+    assert found[0] is not None
+    assert_near(found[0], want, terms, 3)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

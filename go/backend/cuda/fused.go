@@ -18,9 +18,11 @@ type onePass struct {
 	across                bool // the right operand's columns are contiguous, else its depth
 	rows, columns, depth  int64
 	views                 [lower.Operands]*tensor.View
+	more                  *onePass // a further pair, whose product is added to the sums
 }
 
-// onePassOf tells whether one kernel can do a product with a bias and an activation, and how.
+// onePassOf tells whether one kernel can do a product with a bias and an activation, and how. It
+// may be a sum of two pairs.
 func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	if !b.dt.IsHalf() || b.blasAlone || !b.device.boxes {
 		return o, false
@@ -49,6 +51,13 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	if b.invariant && !o.rowsStartAlike() {
 		return o, false
 	}
+	if whole.Next != nil {
+		more, fits := b.onePassOf(whole.Next)
+		if !fits || more.more != nil || more.across != o.across {
+			return o, false
+		}
+		o.more = &more
+	}
 	b.ways = []way{narrow, wide, separated}
 	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors)
 }
@@ -65,7 +74,11 @@ func (o *onePass) worthwhile(processors int) bool {
 	if o.depth < shortDepth {
 		least = 0.5
 	}
-	return o.depth < deep*o.columns && max(o.used(processors, narrowTile), o.used(processors, wideTile)) >= least
+	depth := o.depth
+	if o.more != nil {
+		depth += o.more.depth
+	}
+	return depth < deep*o.columns && max(o.used(processors, narrowTile), o.used(processors, wideTile)) >= least
 }
 
 // either adds what runs whose addresses boxes can start at do, nil for nothing, and what others do.

@@ -11,19 +11,15 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// gemmEpilogue adds out = act(a b + a' b' + ... + bias). Small problems are one launch. On Hopper a
-// product of half types is one kernel (onePass). All others, and sums of several pairs, are
+// gemmEpilogue adds out = act(a b + a' b' + ... + bias). Small problems of one pair are one launch.
+// On Hopper a product of half types, or a sum of two, is one kernel (onePass). All others are
 // products by BLAS and then the activation (twoPasses), in place if the preactivation is no output.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
-	switch {
-	case p.Groups != nil:
+	if p.Groups != nil {
 		b.groupedEpilogue(p)
 		return
-	case len(p.More) > 0:
-		b.twoPasses(p)
-		return
 	}
-	if s, ok := b.smallOf(p.BatchRank, cmp.Or(p.Out, p.Preactivation), p.A); ok {
+	if s, ok := b.smallOf(p.BatchRank, cmp.Or(p.Out, p.Preactivation), p.A); ok && len(p.More) == 0 {
 		b.smallForward(s, p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation)
 		return
 	}
@@ -49,8 +45,7 @@ func (b *builder) twoPasses(p *backend.GemmEpilogue) {
 	b.preactivation(p, pre)
 	for _, pair := range p.More {
 		if p.Groups != nil {
-			b.plainProduct(pair.A, pair.B, nil, pre, p.Groups, true)
-			continue
+			break // preactivation adds them too
 		}
 		q := lower.Forward(&backend.GemmEpilogue{Header: p.Header, BatchRank: p.BatchRank, A: pair.A, B: pair.B, Out: pre})
 		if lower.Count(q.K) > 0 {
@@ -65,15 +60,16 @@ func (b *builder) twoPasses(p *backend.GemmEpilogue) {
 	}
 }
 
-// preactivation adds pre = a b + bias, without further products.
+// preactivation adds pre = a b + bias: without further products, but for those of groups.
 func (b *builder) preactivation(p *backend.GemmEpilogue, pre *tensor.View) {
 	plain := *p
-	plain.Out, plain.Preactivation, plain.More = pre, nil, nil
-	q, bias := lower.Forward(&plain), p.Bias
+	plain.Out, plain.Preactivation = pre, nil
 	if p.Groups != nil {
-		b.multiplyGroups(q)
+		b.multiplyGroups(lower.Forward(&plain))
 		return
 	}
+	plain.More = nil
+	q, bias := lower.Forward(&plain), p.Bias
 	if lower.Count(q.K) == 0 && bias != nil {
 		b.copy(q.Result(lower.Out), q.Result(lower.Bias))
 		return

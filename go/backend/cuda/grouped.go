@@ -53,19 +53,38 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 // groupedEpilogue adds a product of each group with its bias and its activation.
 func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) {
 	var inBoxes func()
-	if p.Formula != "none" && len(p.More) == 0 {
-		inBoxes = b.groupedLinearSM90(p.Formula, p.A, p.B, p.Bias, p.Out, p.Preactivation, p.Groups)
+	if p.Formula != "none" {
+		inBoxes = b.groupedLinearSM90(p.Formula, p.Bias, p.Out, p.Preactivation, p.Groups, append([]backend.Pair{{A: p.A, B: p.B}}, p.More...)...)
 	}
 	b.either(inBoxes, func() { b.twoPasses(p) })
 }
 
-// multiplyGroups adds a product of each group's rows.
+// multiplyGroups adds a product of each group's rows, or the sum of several. Where one kernel does
+// not take all pairs, it takes the first, and each other one is added to the rounded sum of those
+// before.
 func (b *builder) multiplyGroups(p *lower.Product) {
 	ends := p.Views[lower.Ends]
 	if p.ByRows {
-		left, right, bias := p.View(lower.Left, p.M, p.K), p.View(lower.Right, p.Batch, p.K, p.N), p.View(lower.Bias, p.Batch, p.N)
-		out := p.View(lower.Out, p.M, p.N)
-		b.either(b.groupedLinearSM90("none", left, right, bias, out, nil, ends), func() { b.plainProduct(left, right, bias, out, ends, false) })
+		var pairs []backend.Pair
+		for q := p; q != nil; q = q.Next {
+			pairs = append(pairs, backend.Pair{A: q.View(lower.Left, q.M, q.K), B: q.View(lower.Right, q.Batch, q.K, q.N)})
+		}
+		bias, out := p.View(lower.Bias, p.Batch, p.N), p.View(lower.Out, p.M, p.N)
+		inBoxes := b.groupedLinearSM90("none", bias, out, nil, ends, pairs...)
+		var rest []backend.Pair
+		if inBoxes == nil {
+			pairs, rest = pairs[:1], pairs[1:]
+			inBoxes = b.groupedLinearSM90("none", bias, out, nil, ends, pairs...)
+		}
+		b.either(inBoxes, func() {
+			b.plainProduct(pairs[0].A, pairs[0].B, bias, out, ends, false)
+			for _, pair := range pairs[1:] {
+				b.plainProduct(pair.A, pair.B, nil, out, ends, true)
+			}
+		})
+		for _, pair := range rest {
+			b.plainProduct(pair.A, pair.B, nil, out, ends, true)
+		}
 		return
 	}
 	left, right, out := p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M)

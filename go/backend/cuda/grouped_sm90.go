@@ -103,19 +103,26 @@ func (b *builder) ofRows(rows, ends *tensor.View, columns int64) *productLaunch 
 	return l
 }
 
-// groupedLinearSM90 is the launch of a product of groups, with right operands [e, depth, columns],
-// a bias and an activation; nil where there is none.
-func (b *builder) groupedLinearSM90(formula string, left, right, bias, out, pre, ends *tensor.View) func() {
-	if !b.hasGroups(ends, left) || out == nil || !areBoxable(left, out, pre) || !isPlainBias(bias) {
+// groupedLinearSM90 is the launch of a product of groups, or of the sum of two, with right operands
+// [e, depth, columns], a bias and an activation; nil where there is none.
+func (b *builder) groupedLinearSM90(formula string, bias, out, pre, ends *tensor.View, pairs ...backend.Pair) func() {
+	if len(pairs) > 2 || !b.hasGroups(ends, pairs[0].A) || out == nil || !areBoxable(out, pre) || !isPlainBias(bias) {
 		return nil
 	}
-	weight, across, ok := weightBoxesOf(right)
-	function := b.groupedKernel("grouped_linear_sm90", []string{formula}, form(across))
-	if !ok || function == "" {
+	l := b.ofRows(pairs[0].A, ends, out.Shape[1])
+	l.outputs[0], l.outputs[1], l.biases[0] = rowsOf(out), rowsOf(pre), bias
+	forms := [2]bool{}
+	for i, pair := range pairs {
+		weight, across, ok := weightBoxesOf(pair.B)
+		if !ok || !areBoxable(pair.A) {
+			return nil
+		}
+		l.pairs[i], forms[i] = pairBoxes{[2]*weightBoxes{weight}, rowsOf(pair.A)}, across
+	}
+	function := b.groupedKernel("grouped_linear_sm90", []string{formula}, form(forms[0]))
+	if function == "" || len(pairs) == 2 && forms[0] != forms[1] {
 		return nil
 	}
-	l := b.ofRows(left, ends, out.Shape[1])
-	l.pairs[0].weights[0], l.outputs[0], l.outputs[1], l.biases[0] = weight, rowsOf(out), rowsOf(pre), bias
 	if bias != nil {
 		l.biasStride = bias.Strides[0]
 	}

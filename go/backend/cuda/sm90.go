@@ -199,11 +199,13 @@ func (b *builder) dense(o *onePass, tileRows int64) (l *productLaunch, down int6
 		rows: o.rows, columns: o.columns, pairRows: tileRows, boxRows: denseForwardRows, band: bandOfTiles,
 		blocks: min(down*ceilDiv(o.columns, tileColumns), int64(b.device.processors)),
 	}
-	weight := o.weight()
-	if !o.across {
-		weight.boxRows = tileColumns
+	for i := 0; o != nil; i, o = i+1, o.more {
+		weight := o.weight()
+		if !o.across {
+			weight.boxRows = tileColumns
+		}
+		l.pairs[i] = pairBoxes{[2]*weightBoxes{weight}, boxes{o.views[lower.Left], o.left}}
 	}
-	l.pairs[0] = pairBoxes{[2]*weightBoxes{weight}, boxes{o.views[lower.Left], o.left}}
 	return l, down
 }
 

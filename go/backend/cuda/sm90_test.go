@@ -6,6 +6,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epigrad/epigrad/go/backend"
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
 )
 
 // Hopper's instructions are in no processor before or after it.
@@ -18,7 +22,7 @@ func TestHopperAlone(t *testing.T) {
 
 // The tile whose last round leaves fewer processors idle is taken; the wider one where they are
 // alike.
-func TestTileColumns(t *testing.T) {
+func TestTileRows(t *testing.T) {
 	for _, c := range []struct{ rows, columns, want int64 }{
 		{8192, 14336, 192}, {4096, 4096, 128}, {2048, 3072, 192}, {128, 128, 128}, {128, 192, 128},
 	} {
@@ -66,5 +70,31 @@ func TestBoxed(t *testing.T) {
 		{matrix{2, 1 << 40, 16, 1}, false},
 	} {
 		require.Equal(t, c.want, c.m.boxable(), "%+v", c.m)
+	}
+}
+
+// Two pairs are one kernel if their weights lie alike.
+func TestPairsInOneKernel(t *testing.T) {
+	const rows, depth, columns, rank = 4096, 1024, 2048, 16
+	at := func(operand int, shape ...int64) *tensor.View {
+		return &tensor.View{Operand: operand, DType: dtype.BFloat16, Shape: shape, Strides: tensor.ContiguousStrides(shape)}
+	}
+	narrow, weight := at(3, rows, rank), tensor.Exchanged(at(1, columns, depth), 0, 1)
+	pairs := map[bool]backend.Pair{
+		true:  {A: narrow, B: tensor.Exchanged(at(4, columns, rank), 0, 1)},
+		false: {A: narrow, B: at(4, rank, columns)},
+	}
+	for alike, pair := range pairs {
+		b := &builder{dt: dtype.BFloat16, device: &device{processors: 132, boxes: true}}
+		h := backend.Header{Op: "linear", Formula: "gelu", DType: b.dt}
+		b.plan(&backend.GemmEpilogue{Header: h, A: at(0, rows, depth), B: weight, Out: at(2, rows, columns), More: []backend.Pair{pair}})
+		first, ok := b.program[0].(conditional)
+		require.Equal(t, alike, ok)
+		if alike {
+			launch := first.operation.(step).general
+			require.Equal(t, "gemm_epilogue_sm90_gelu_bf16_nt_128", launch.function)
+			require.Len(t, launch.params, sm90Parameters)
+			require.Len(t, launch.maps, 5)
+		}
 	}
 }

@@ -40,7 +40,12 @@ template <int stages>
 struct Place {
   int stage = 0;
   uint32_t round = 0;  // its lowest bit is the parity of barriers' phases
-  EPG_INLINE void next() { skip(1); }
+  EPG_INLINE void next() {
+    if (++stage == stages) {
+      stage = 0;
+      round++;
+    }
+  }
   EPG_INLINE void skip(int n) {
     n += stage;
     round += n / stages;
@@ -133,9 +138,11 @@ struct Consumer {
   Walk<P> walk;
   Place<stages> place;
   Place<slots> slot;
+  int before;     // the stage before the place's
+  bool is_there;  // whether it is known that the place's stage has come
 
   EPG_INLINE Consumer(const ProductParameters &parameters, uint8_t *bytes, int number)
-      : p(parameters), memory(bytes), shared(shared_address(bytes)), group(number), walk(parameters, bytes) {}
+      : p(parameters), memory(bytes), shared(__shfl_sync(~0u, shared_address(bytes), 0)), group(number), walk(parameters, bytes) {}
 
   // Named barriers: of the group, and for the turn to multiply.
   EPG_INLINE void meet_group() const { meet(1 + group, group_threads); }
@@ -217,10 +224,13 @@ struct Consumer {
     if (thread == 0) barrier_arrive(shared + Shared::empty_at + 8 * stage);
   }
 
-  // multiply_stage multiplies `parts` times 16 of the depth.
+  EPG_INLINE uint32_t full_at() const { return shared + Shared::full_at + 8 * place.stage; }
+
+  // multiply_stage multiplies `parts` times 16 of the depth. Whether the next stage is there is
+  // asked while this one is multiplied: between two stages' products there is little time.
   template <int width, int parts>
   EPG_INLINE void multiply_stage(Sums &sums, int add) {
-    barrier_wait(shared + Shared::full_at + 8 * place.stage, place.round & 1);
+    if (!is_there) barrier_wait(full_at(), place.round & 1);
     const uint32_t at = shared + place.stage * Shared::stage_bytes;
     const uint32_t left = operand<P::across_left>(at), right = operand<P::across_right>(at + left_bytes);
     constexpr int left_further = P::across_left ? 16 * 128 : 16 * 2, right_further = P::across_right ? 16 * 128 : 16 * 2;
@@ -232,11 +242,14 @@ struct Consumer {
         multiply<Storage, width, P::across_left, P::across_right>(sums[block], left + ((block * block_bytes + k * left_further) >> 4),
                                                                   right + (k * right_further >> 4), k > 0 ? 1 : add);
     end_products();
+    const int stage = place.stage;
+    place.next();
+    is_there = barrier_has_ended(full_at(), place.round & 1);
     if (add > 0) {  // what was begun before has read its stage
       products_are_done<1>();
-      release((place.stage + stages - 1) % stages);
+      release(before);
     }
-    place.next();
+    before = stage;
   }
 
   template <int width>
@@ -244,6 +257,7 @@ struct Consumer {
     // A short last step comes after the loop: another path in it would cost a quarter of the speed.
     const bool is_short = !P::of_rows && t.last < 4;
     const int whole = is_short ? t.steps - 1 : t.steps;
+    is_there = false;
     for (int step = 0; step < whole; step++) multiply_stage<width, 4>(sums, step);
     if constexpr (!P::of_rows) {
       if (is_short) {
@@ -258,7 +272,7 @@ struct Consumer {
     }
     if (others) give_turn();
     products_are_done<0>();
-    release((place.stage + stages - 1) % stages);
+    release(before);
     // no read of a sum moves up to before it is there
 #pragma unroll
     for (int block = 0; block < 2; block++)

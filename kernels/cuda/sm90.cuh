@@ -19,11 +19,23 @@ struct alignas(64) TensorMap {
 EPG_INLINE uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // A barrier's phase ends when as many threads have arrived as it was made for, and all bytes that
-// they announced are there. wait returns once the phase of a parity has ended.
+// they announced are there. has_ended tells whether the phase of a parity has, and wait returns
+// once it has.
 EPG_INLINE void barrier_make(uint32_t barrier, uint32_t arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)); }
 EPG_INLINE void barrier_arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 EPG_INLINE void barrier_announce(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+EPG_INLINE bool barrier_has_ended(uint32_t barrier, uint32_t parity) {
+  uint32_t ended;
+  asm volatile(
+      "{ .reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended;
 }
 EPG_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
   uint32_t ended;

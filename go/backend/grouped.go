@@ -11,8 +11,8 @@ import "github.com/epigrad/epigrad/go/tensor"
 // not wait for a device to do so.
 //
 // Products and passes (problem.go) have Groups too. A backend may refuse GroupedLayer,
-// GroupedHiddenBackward and GroupedLayerBackward as Unsupported, since they are made of those and
-// of the problems on rows (lower.Parts).
+// CombinedLayer, GroupedHiddenBackward and GroupedLayerBackward as Unsupported, since they are made
+// of those and of the problems on rows (lower.Parts).
 
 // GroupEnds checks what a caller says of the groups, and gives their Ends. Offsets that fall, are
 // negative or exceed Rows are an error on the CPU; a device clamps them to the nearest valid ones.
@@ -99,18 +99,36 @@ type ZeroRows struct {
 // [rows, n/2]. Halves gives the values and the gates of what has n columns; it is nil without a
 // gate. Bias, and one of Out and Preactivation, may be nil. In the tensors of Rest, of these two,
 // rows of no group become 0.
+//
+// With Places [t, j], Input is [t, k], of tokens: its row t is row places[t, j] of the rows, which
+// are t j. The products of More, whose B is [e, depth, n], are added to pre; there are none with
+// Places.
 type GroupedLayer struct {
 	Header
 	Input, Weight, Bias *tensor.View
+	More                []Pair
+	Places              *tensor.View
 	Out, Preactivation  *tensor.View
 	Halves              func(v *tensor.View) (value, gate *tensor.View)
 	Rest                []*tensor.View
 }
 
+// CombinedLayer is a layer without an activation, and CombineRows of what it gives, which is
+// rounded before that:
+//
+//	out[t] = sum over j of scale[t, j] (input[places[t, j]] weight[e]ᵀ + bias[e])
+//
+// Input is [t j, k], Weight [e, n, k], Bias [e, n] or nil, and Out [t, n].
+type CombinedLayer struct {
+	Header
+	Input, Weight, Bias, Places, Scale *tensor.View
+	Out                                *tensor.View
+}
+
 // GroupedHiddenBackward is the backward of a layer's input that was a hidden activation, whose
 // output's rows were scaled: for each row of group e
 //
-//	g         = grad_output weight[e]
+//	g         = grad_output weight[e] + the products of More
 //	sum       = <hidden(pre), g>
 //	grad_pre  = (scale g) hidden'(pre)
 //	out       = scale hidden(pre)
@@ -122,6 +140,7 @@ type GroupedLayer struct {
 type GroupedHiddenBackward struct {
 	Header
 	GradOutput, Weight, Preactivation, Scales *tensor.View
+	More                                      []Pair
 	GradPreactivation, Out, Sums, GradBias    *tensor.View
 	Halves                                    func(v *tensor.View) (value, gate *tensor.View)
 }

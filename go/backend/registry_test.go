@@ -75,6 +75,7 @@ func (s *RegistrySuite) TestProblemsListTheirViews() {
 		{&backend.SumRows{Header: grouped, Input: v, Scales: v, Sums: v}, 4},
 		{&backend.ZeroRows{Header: grouped, Outputs: []*tensor.View{nil, v}}, 2},
 		{&backend.GroupedLayer{Header: grouped, Input: v, Weight: v, Out: v}, 4},
+		{&backend.CombinedLayer{Header: grouped, Input: v, Weight: v, Places: v, Out: v}, 5},
 	} {
 		name, kind, dt := c.problem.Describe()
 		s.Equal([]any{"o", "k", dtype.Float16}, []any{name, kind, dt})

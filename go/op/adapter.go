@@ -164,12 +164,15 @@ func (t *term) hiddenBackward(p backend.Problem, w *region) []backend.Problem {
 	if !t.adapter.given() {
 		return []backend.Problem{p}
 	}
-	parts := lower.Parts(p, w.part)
-	switch first := parts[0].(type) {
-	case *backend.GemmEpilogueBackward:
-		return append(toInput([]*term{t}, first.Header, w, first.GradA), parts[1:]...)
-	case *backend.GemmEpilogue: // of groups
-		return append(toInput([]*term{t}, first.Header, w, first.Out), parts[1:]...)
+	if q, ofGroups := p.(*backend.GroupedHiddenBackward); ofGroups {
+		if q.GradPreactivation == nil && q.GradBias == nil && q.Sums == nil {
+			return []backend.Problem{p} // which multiplies nothing
+		}
+		problems := t.throughB(q.Header.Plain(q.Op), w)
+		q.More = []backend.Pair{{A: t.through, B: t.adapter.a}}
+		return append(problems, p)
 	}
-	return parts
+	parts := lower.Parts(p, w.part)
+	first := parts[0].(*backend.GemmEpilogueBackward)
+	return append(toInput([]*term{t}, first.Header, w, first.GradA), parts[1:]...)
 }

@@ -45,16 +45,19 @@ var (
 		problems: func(c *Call, h backend.Header, w *region) []backend.Problem {
 			m, _ := mixtureOf(c, c.Inputs) // which is valid
 			r := m.routed(h, w, c.adapter(7), c.adapter(9))
-			pre := c.output(1)
-			if c.output(0) == nil {
-				return slices.Concat(r.route(), r.form(w, pre, nil, w.view(m.rows()), pre))
+			pre, hidden := c.output(1), (*tensor.View)(nil)
+			if c.output(0) != nil {
+				hidden = w.view(m.hidden)
 			}
-			// What the second layer gives takes the place of what the first one read.
-			rows, hidden := w.view(m.rows()), w.view(m.hidden)
-			second := &backend.GroupedLayer{Header: r.grouped.Plain(r.grouped.Op), Input: hidden, Weight: m.weightOut, Bias: m.biasOut, Out: rows}
-			return slices.Concat(r.route(), r.form(w, pre, hidden, rows, pre), groupedProblems(r.out, second, w), []backend.Problem{
-				&backend.CombineRows{Header: h, Input: rows, Places: r.places, Scale: m.scale, Out: c.output(0)},
-			})
+			var rows *tensor.View
+			if r.in.given() || r.out.given() { // there is more than one product of them
+				rows = w.view(m.rows())
+			}
+			problems := slices.Concat(r.route(), r.form(w, pre, hidden, rows, pre))
+			if hidden == nil {
+				return problems
+			}
+			return append(problems, r.combine(w, hidden, rows, c.output(0))...)
 		},
 	}
 	expertsBackward = experts.backward(operation{problems: expertsBackwardProblems}, "preactivation")
@@ -165,8 +168,9 @@ func (r *routing) route() []backend.Problem {
 	return []backend.Problem{&backend.Route{Header: r.header, Index: r.index, Ends: r.ends, Places: r.places}}
 }
 
-// form makes the preactivation or the hidden activation, by way of the input's rows. Rows of rest
-// of no group become 0: what a caller gets has the same bits in every run.
+// form makes the preactivation or the hidden activation, by way of a tensor for the input's rows,
+// or where that is nil, of the input. Rows of rest of no group become 0: what a caller gets has the
+// same bits in every run.
 func (r *routing) form(w *region, pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
 	h := r.grouped
 	if hidden == nil {
@@ -176,7 +180,24 @@ func (r *routing) form(w *region, pre, hidden, rows *tensor.View, rest ...*tenso
 	if hidden != nil {
 		layer.Halves = r.halves
 	}
+	if rows == nil {
+		layer.Input, layer.Places = r.input, r.places
+		return []backend.Problem{layer}
+	}
 	return append([]backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}}, groupedProblems(r.in, layer, w)...)
+}
+
+// combine makes the output of the hidden activation, by way of a tensor for the rows that the
+// second layer gives, if it is not nil.
+func (r *routing) combine(w *region, hidden, rows, out *tensor.View) []backend.Problem {
+	h := r.grouped.Plain(r.grouped.Op)
+	if rows == nil {
+		return []backend.Problem{&backend.CombinedLayer{
+			Header: h, Input: hidden, Weight: r.weightOut, Bias: r.biasOut, Places: r.places, Scale: r.scale, Out: out,
+		}}
+	}
+	layer := &backend.GroupedLayer{Header: h, Input: hidden, Weight: r.weightOut, Bias: r.biasOut, Out: rows}
+	return append(groupedProblems(r.out, layer, w), &backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Scale: r.scale, Out: out})
 }
 
 // within is a contiguous tensor in the memory of an output that is written later; nil where that is

@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"github.com/epigrad/epigrad/go/backend"
-	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/check"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -52,12 +51,14 @@ var (
 	}, "preactivation")
 )
 
-// groupedProblems is a layer, or its parts with an adapter.
+// groupedProblems is a layer and, before it, the product of its adapter.
 func groupedProblems(u adapter, p *backend.GroupedLayer, w *region) []backend.Problem {
 	if !u.given() {
 		return []backend.Problem{p}
 	}
-	return adapted(lower.Parts(p, w.part), w, u)
+	product, narrow := u.timesA(p.Header.Plain(p.Op), w, p.Input)
+	p.More = []backend.Pair{{A: narrow, B: exchanged(u.b)}}
+	return []backend.Problem{product, p}
 }
 
 func groupedGradients(c *Call, h backend.Header, w *region) (problems []backend.Problem) {

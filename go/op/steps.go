@@ -119,7 +119,7 @@ func isNamed(p backend.Problem) bool {
 	switch p.(type) {
 	case *backend.GemmEpilogue, *backend.GemmEpilogueBackward, *backend.GatedLinear, *backend.HiddenBackward, *backend.GatedHiddenBackward:
 		return true
-	case *backend.GroupedLayer, *backend.GroupedLayerBackward, *backend.GroupedHiddenBackward:
+	case *backend.GroupedLayer, *backend.CombinedLayer, *backend.GroupedLayerBackward, *backend.GroupedHiddenBackward:
 		return true
 	case *backend.Activation, *backend.ActivationBackward, *backend.Gated, *backend.GatedBackward:
 		return p.Grouping() == nil

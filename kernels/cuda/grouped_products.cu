@@ -1,6 +1,7 @@
 // Products of groups, of any strides and on any processor, and sums of groups' rows:
 //
-//   grouped_product_<dtype>       out[r, n] = sum over k of left[r, k] right[e, k, n] + bias[e, n] (+ out)
+//   grouped_product_<dtype>       out[r, n] = sum over k of left[r, k] right[e, k, n] + bias[e, n] (+ out),
+//                                 where row r of left may be a token's
 //   grouped_depth_<dtype>         out[e, m, n] = sum over r of left[r, m] right[r, n] (+ out)
 //   grouped_depth_<dtype>_f32     the same of half types, with out in float
 //   grouped_sums_<dtype>          partial sums over r of scales[r] x[r, n]
@@ -23,6 +24,7 @@ static_assert(across_threads * across_threads == block_threads);
 struct Product {
   Matrix left, right, bias, out;
   const int32_t *ends;
+  const int32_t *tokens;  // of the rows kind: where each row of left is, or null: in its place
   int64_t columns;
   int64_t inner;         // of the rows kind the depth, of the depth kind the rows of a result
   Divisor column_tiles;  // in a row of tiles
@@ -30,25 +32,26 @@ struct Product {
   int32_t groups;
   int32_t accumulate;  // whether to add to what out holds
 };
-static_assert(sizeof(Product) == 4 * 32 + 3 * 8 + 24 + 2 * 8, "go/backend/cuda has the same layout");
+static_assert(sizeof(Product) == 4 * 32 + 4 * 8 + 24 + 2 * 8, "go/backend/cuda has the same layout");
 
 // Factor is a block's part of an operand: `count` places across the sum, and the terms along it
 // from where it begins. A thread reads the same few places of each stage; neighbouring threads read
-// what lies side by side.
+// what lies side by side. With `places`, they say where what is across lies.
 template <class Storage>
 struct Factor {
   using Real = typename Storage::Real;
   static constexpr int each = tile * depth / block_threads;
 
-  __device__ __forceinline__ Factor(const Storage *data, int64_t across_stride, int64_t along_stride, int count) : count(count) {
+  __device__ __forceinline__ Factor(const Storage *data, int64_t across_stride, int64_t along_stride, int count, const int32_t *places = nullptr)
+      : count(count), across_stride(across_stride), places(places) {
     const int thread = static_cast<int>(threadIdx.x);
     const bool along_is_near = along_stride == 1;
     across = along_is_near ? thread / depth : thread % tile;
     along = along_is_near ? thread % depth : thread / tile;
     across_step = along_is_near ? block_threads / depth : 0;
     along_step = along_is_near ? 0 : block_threads / tile;
-    next = data + across * across_stride + along * along_stride;
-    step = across_step * across_stride + along_step * along_stride;
+    next = data + along * along_stride;
+    step = along_step * along_stride;
     stage = depth * along_stride;
   }
 
@@ -57,8 +60,10 @@ struct Factor {
   __device__ __forceinline__ void fetch(Real (&x)[each], int64_t terms) {
 #pragma unroll
     for (int i = 0; i < each; i++) {
-      const bool is_there = across + i * across_step < count && along + i * along_step < terms;
-      x[i] = is_there ? Storage::load(next + i * step) : Real(0);
+      const int number = across + i * across_step;
+      const bool is_there = number < count && along + i * along_step < terms;
+      const int64_t place = places != nullptr && is_there ? __ldg(places + number) : number;
+      x[i] = is_there ? Storage::load(next + place * across_stride + i * step) : Real(0);
     }
     next += stage;
   }
@@ -72,7 +77,8 @@ struct Factor {
 
  private:
   const Storage *next;
-  int64_t step, stage;
+  int64_t step, stage, across_stride;
+  const int32_t *places;
   int across, along, across_step, along_step;
 };
 
@@ -179,7 +185,8 @@ __device__ __forceinline__ void product(const Product &p) {
   if (first_row >= end) return;
   const int rows = in_tile(end - first_row), columns = in_tile(p.columns - first_column);
   Real totals[side][side];
-  multiply(totals, Factor<Storage>(element<Storage>(p.left, 0, first_row, 0), p.left.row_stride, p.left.column_stride, rows),
+  const int32_t *tokens = p.tokens == nullptr ? nullptr : p.tokens + first_row;
+  multiply(totals, Factor<Storage>(element<Storage>(p.left, 0, tokens == nullptr ? first_row : 0, 0), p.left.row_stride, p.left.column_stride, rows, tokens),
            Factor<Storage>(element<Storage>(p.right, group, 0, first_column), p.right.column_stride, p.right.row_stride, columns), p.inner);
   visit<Storage>(totals, rows, columns, [&](int row, int column, Real x) {
     if (p.bias.data != nullptr) x += Storage::load(element<Storage>(p.bias, group, 0, first_column + column));

@@ -3,6 +3,7 @@
 //
 //   grouped_ends                       ends of offsets that may make no sense
 //   grouped_route_rank, _scan, _place  a stable sort of slots by their experts
+//   grouped_tokens                     the tokens whose slots have places
 //   grouped_scatter_<bytes>            rows of tokens to the places of their slots
 //   grouped_combine_<dtype>            rows at the places of a token's slots, scaled and added up
 //   grouped_scale_gradient_<dtype>     gradients of the scales
@@ -179,6 +180,20 @@ __device__ __forceinline__ void place(const Route &p) {
     const int32_t before = p.is_one_chunk ? 0 : __ldg(p.counts + slot / chunk_slots * p.groups + group);
     p.places[slot] += starts[group] + before;
   }
+}
+
+// Tokens are the parameters of grouped_tokens.
+struct Tokens {
+  const int32_t *places;
+  int32_t *tokens;  // [slots]
+  uint32_t slots, each;
+};
+static_assert(sizeof(Tokens) == 2 * 8 + 2 * 4, "go/backend/cuda has the same layout");
+
+__device__ __forceinline__ void tokens_of_places(const Tokens &p) {
+  const uint32_t slot = blockIdx.x * block_threads + threadIdx.x;
+  const int32_t place = slot < p.slots ? __ldg(p.places + slot) : -1;
+  if (place >= 0) p.tokens[place] = static_cast<int32_t>(slot / p.each);
 }
 
 // Slots are places, and scales of tensors that may have another dtype; strides in elements. Scatter
@@ -474,6 +489,7 @@ GROUPED_ROWS(grouped_ends, Ends, find_ends)
 GROUPED_ROWS(grouped_route_rank, Route, rank)
 GROUPED_ROWS(grouped_route_scan, Route, scan)
 GROUPED_ROWS(grouped_route_place, Route, place)
+GROUPED_ROWS(grouped_tokens, Tokens, tokens_of_places)
 GROUPED_UNITS(2, uint16_t)
 GROUPED_UNITS(4, uint32_t)
 GROUPED_UNITS(8, uint64_t)

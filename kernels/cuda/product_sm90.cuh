@@ -10,7 +10,8 @@
 // known. It has three groups of four warps:
 //
 //   loader      one thread copies tiles of the operands into a ring of stages, and another one
-//               prefetches a dense layer's maps; the other warps have nothing to do
+//               prefetches a dense layer's maps; the other warps have nothing to do, unless rows
+//               are those of tokens, which no box has side by side: all threads then copy pieces
 //   consumers   two groups, which take tiles in turns: while one multiplies, the other one has its
 //               epilogue
 //
@@ -53,6 +54,20 @@ struct Place {
   }
 };
 
+// load_left copies what a step of the rows kind needs of a weight.
+template <class P>
+EPG_INLINE void load_left(const ProductParameters &p, const Tile &t, int pair, int depth, uint32_t to, uint32_t full) {
+  using Epilogue = typename P::Epilogue;
+  constexpr bool halves = Epilogue::rights == 2 && !Epilogue::interleaved;
+  const int first = Epilogue::rights == 2 && Epilogue::interleaved ? 2 * t.left : t.left;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const TensorMap *map = &p.left[pair][halves ? i : 0];
+    const int column = halves ? first : first + 64 * i;
+    load_box(map, to + i * block_bytes, full, P::across_left ? depth : column, P::across_left ? column : depth, t.group);
+  }
+}
+
 // load_operands copies all tiles of the operands.
 template <class P>
 EPG_INLINE void load_operands(const ProductParameters &p, uint32_t shared, const uint8_t *memory) {
@@ -68,16 +83,8 @@ EPG_INLINE void load_operands(const ProductParameters &p, uint32_t shared, const
       barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
       barrier_announce(full, left_bytes + blocks * block_bytes);
       if constexpr (P::of_rows) {
-        using Epilogue = typename P::Epilogue;
-        constexpr bool halves = Epilogue::rights == 2 && !Epilogue::interleaved;
         const int pair = step >= of_first, depth = (step - pair * of_first) * tile_depth;
-        const int first = Epilogue::rights == 2 && Epilogue::interleaved ? 2 * t.left : t.left;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const TensorMap *map = &p.left[pair][halves ? i : 0];
-          const int column = halves ? first : first + 64 * i;
-          load_box(map, left + i * block_bytes, full, P::across_left ? depth : column, P::across_left ? column : depth, t.group);
-        }
+        load_left<P>(p, t, pair, depth, left, full);
         for (int i = 0; i < blocks; i++) load_ragged_box(&p.right[pair], right + i * block_bytes, full, t.right + 64 * i, depth, t.end);
       } else {
         const int row = t.begin + step * tile_depth;
@@ -85,6 +92,47 @@ EPG_INLINE void load_operands(const ProductParameters &p, uint32_t shared, const
         for (int i = 0; i < 2; i++) load_ragged_box(&p.left[0][0], left + i * block_bytes, full, row, t.left + 64 * i, t.end);
         for (int i = 0; i < blocks; i++) load_ragged_box(&p.right[0], right + i * block_bytes, full, row, t.right + 64 * i, t.end);
       }
+    }
+  }
+}
+
+// load_tokens copies those of one pair whose rows are tokens', by all warps of the loader: eight
+// threads have the 128 bytes of a row. They write as a box would, and zeros beyond the depth. Rows
+// beyond the tile are any: nothing is stored of them.
+template <class P>
+EPG_INLINE void load_tokens(const ProductParameters &p, uint32_t shared, const uint8_t *memory) {
+  using Shared = typename P::Shared;
+  constexpr int at_once = group_threads / 8, turns = P::tile_right / at_once;
+  const int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
+  const uint32_t at_piece = left_bytes + line * 128 + ((chunk ^ line % 8) << 4);
+  Place<P::stages> place;
+  for (Walk<P> walk(p, memory); walk.more(); walk.next()) {
+    const Tile t = walk.tile();
+    const uint8_t *x = static_cast<const uint8_t *>(p.x) + 16 * chunk;
+    uint32_t rows[turns];  // where they begin, in pieces
+#pragma unroll
+    for (int i = 0; i < turns; i++) {
+      const int row = line + i * at_once;
+      rows[i] = row < t.width ? static_cast<uint32_t>(__ldg(p.tokens + t.right + row)) * p.x_stride : 0;
+    }
+    for (int step = 0; step < t.steps; step++, place.next()) {
+      const uint32_t full = shared + Shared::full_at + 8 * place.stage, stage = shared + place.stage * Shared::stage_bytes;
+      const int depth = step * tile_depth, bytes = depth + 8 * chunk < p.depths[0] ? 16 : 0;
+      barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
+      if (threadIdx.x == 0) {
+        barrier_announce(full, left_bytes);
+        load_left<P>(p, t, 0, depth, stage, full);
+      }
+      // No branch for each: the compiler has every copy after a branch wait.
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        if (half == 1 && t.width <= P::tile_right / 2) break;
+#pragma unroll
+        for (int i = half * turns / 2; i < (half + 1) * turns / 2; i++)
+          copy_piece(stage + at_piece + i * at_once * 128, x + 16 * static_cast<uint64_t>(rows[i]), bytes);
+      }
+      pieces_arrive(full);
+      x += 2 * tile_depth;
     }
   }
 }
@@ -141,6 +189,7 @@ struct Consumer {
   int before;     // the stage before the place's
   bool is_there;  // whether it is known that the place's stage has come
 
+  // The broadcast keeps the address, which the compiler otherwise forms again for each stage.
   EPG_INLINE Consumer(const ProductParameters &parameters, uint8_t *bytes, int number)
       : p(parameters), memory(bytes), shared(__shfl_sync(~0u, shared_address(bytes), 0)), group(number), walk(parameters, bytes) {}
 
@@ -231,6 +280,9 @@ struct Consumer {
   template <int width, int parts>
   EPG_INLINE void multiply_stage(Sums &sums, int add) {
     if (!is_there) barrier_wait(full_at(), place.round & 1);
+    if constexpr (P::takes_tokens) {
+      if (p.tokens) show_to_copies();
+    }
     const uint32_t at = shared + place.stage * Shared::stage_bytes;
     const uint32_t left = operand<P::across_left>(at), right = operand<P::across_right>(at + left_bytes);
     constexpr int left_further = P::across_left ? 16 * 128 : 16 * 2, right_further = P::across_right ? 16 * 128 : 16 * 2;
@@ -663,11 +715,14 @@ struct Consumer {
 template <class P>
 EPG_INLINE void product(const ProductParameters &p) {
   using Shared = typename P::Shared;
+  // Three threads, one of each group, have 168 registers each at first. If they ask for more than
+  // that together, the block waits for ever.
+  constexpr int registers = 3 * 168, loaders = P::takes_tokens ? 56 : P::grouped ? 40 : 24;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < P::stages; i++) {
-      barrier_make(shared + Shared::full_at + 8 * i, 1);
+      barrier_make(shared + Shared::full_at + 8 * i, P::takes_tokens && p.tokens ? 1 + group_threads : 1);
       barrier_make(shared + Shared::empty_at + 8 * i, 1);
     }
     for (int i = 0; i < consumers * Shared::slots; i++) barrier_make(shared + Shared::ready_at + 8 * i, P::inputs > 0 ? P::inputs : 1);
@@ -678,9 +733,12 @@ EPG_INLINE void product(const ProductParameters &p) {
   if constexpr (P::grouped) make_tables<P>(p, memory);
   __syncthreads();
   if (__shfl_sync(~0u, threadIdx.x / group_threads, 0) == 0) {
-    give_registers<P::grouped ? 40 : 24>();
+    give_registers<loaders>();
     if constexpr (P::grouped) {
-      if (threadIdx.x == 0) load_operands<P>(p, shared, memory);
+      if constexpr (P::takes_tokens) {
+        if (p.tokens) load_tokens<P>(p, shared, memory);
+      }
+      if (threadIdx.x == 0 && !(P::takes_tokens && p.tokens)) load_operands<P>(p, shared, memory);
     } else {
       if (threadIdx.x == 0) load_dense<P>(p, shared, memory);
       if (threadIdx.x == 32) {
@@ -689,7 +747,7 @@ EPG_INLINE void product(const ProductParameters &p) {
       }
     }
   } else {
-    take_registers<P::grouped ? 232 : 240>();
+    take_registers<(registers - loaders) / consumers>();
     Consumer<P>(p, memory, __shfl_sync(~0u, threadIdx.x / group_threads, 0) - 1).run();
   }
 }

@@ -103,8 +103,17 @@ EPG_INLINE void stores_have_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
 }
 EPG_INLINE void stores_are_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// What this thread has written to shared memory can be read by the copy engine.
+// What this thread has written to shared memory, or knows to be there, can be read by the copy
+// engine and by products.
 EPG_INLINE void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// copy_piece copies 16 bytes to shared memory, or writes zeros there in place of those from `bytes`
+// on. pieces_arrive is one of the arrivals that a barrier was made for. It comes once the pieces
+// that this thread has begun before are there.
+EPG_INLINE void copy_piece(uint32_t to, const void *from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+EPG_INLINE void pieces_arrive(uint32_t barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
 
 // Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8,
 // and has elements 2 (l % 4) and the next one of row l / 4 of each.

@@ -24,7 +24,8 @@ constexpr int forth_and_back = -1;
 // Rows kind, where `pair` counts the products that are added up:
 //   left      [pair] the weight, box {64, 64, 1}, or {64, 128, 1} of a dense layer's single weight
 //             that is nt; of halves [0] is the value's and [1] the gate's
-//   right     [pair] x, ragged, box {64, 64, 1, 1}, or {64, tile_right, 1, 1} of a dense layer
+//   right     [pair] x, ragged, box {64, 64, 1, 1}, or {64, tile_right, 1, 1} of a dense layer;
+//             not used where there are tokens
 //   inputs    ragged, box {64, box_rows, 1, 1}
 //   outputs   likewise
 //
@@ -54,6 +55,9 @@ constexpr int most_pairs = 2;
 struct ProductParameters {
   TensorMap left[most_pairs][2], right[most_pairs], inputs[2], outputs[3];
   const int32_t *ends;                 // [groups], not falling; null: a dense layer
+  const int32_t *tokens;               // [rows], where each row is in x; null: in its place
+  const void *x;                       // of the first pair, where there are tokens
+  uint32_t x_stride;                   // from one row of it to the next one, in 16 bytes
   const void *biases[2];               // [groups, columns] each, or null
   const float *scales;                 // [rows], or null: ones
   float *row_sums;                     // [4 ceil(columns / 128), rows], or null
@@ -70,7 +74,7 @@ struct ProductParameters {
   int32_t accumulate;          // depth kind: add to what is there, before it is rounded
   uint32_t wanted;             // bit i: outputs[i]
 };
-static_assert(sizeof(ProductParameters) == 1536, "go/backend/cuda has the same layout");
+static_assert(sizeof(ProductParameters) == 1600, "go/backend/cuda has the same layout");
 
 // What all tiles have: so many of the left operand's columns or rows, and steps along the depth.
 constexpr int tile_left = 128, tile_depth = 64;
@@ -105,6 +109,7 @@ struct OfRows {
   using Storage = Storage_;
   using Epilogue = Epilogue_;
   static constexpr bool of_rows = true, grouped = grouped_, turned = false, across_left = form, across_right = false;
+  static constexpr bool takes_tokens = grouped && !Epilogue::backward;
   static constexpr bool scaled = grouped && Epilogue::backward, biased = !Epilogue::backward;
   static constexpr int tile_right = tile_rows, step = grouped ? 16 : tile_rows;
   // A dense forward has few and large boxes.
@@ -126,7 +131,7 @@ struct OfRows {
 template <class Storage_, bool in_float_, bool turned_>
 struct OfDepth {
   using Storage = Storage_;
-  static constexpr bool of_rows = false, grouped = true, biased = false, scaled = false, large_boxes = false, moves_sums = false;
+  static constexpr bool of_rows = false, grouped = true, takes_tokens = false, biased = false, scaled = false, large_boxes = false, moves_sums = false;
   static constexpr bool across_left = true, across_right = true, in_float = in_float_, turned = turned_;
   static constexpr int tile_right = group_tile, step = 64, stages = 4;
   static constexpr int box_columns = in_float ? 32 : 64, box_step = box_columns, box_bytes = 64 * 128;

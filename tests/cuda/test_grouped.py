@@ -26,6 +26,7 @@ SIZES = {
     "few rows": (9, 2880, 328, 40, 2),
     "one row a group": (40, 128, 64, 200, 1),
     "a long depth": (300, 8200, 72, 3, 2),
+    "many columns": (300, 72, 1032, 3, 2),
     "more groups than Hopper's kernels take": (700, 64, 48, 600, 2),
 }
 """Tokens, features, hidden features, experts, and experts of a token."""

@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
-from transformers.integrations import moe
+from transformers.integrations import moe, sonicmoe
 
 from tests.models import mixtures
 from tests.models.expert_parallel import CHECKS
@@ -156,6 +156,49 @@ def test_gates_are_what_the_modules_compute(name: str) -> None:
     tolerance = EXACT if allowed(name) == EXACT or name in ("MuseSparkExperts", "NemotronHExperts") else 1e-6
     for ours, theirs in ((got, want), *zip(*(torch.autograd.grad(y, x, grad) for y in (got, want)), strict=True)):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+SONIC_MOE = {"SWIGLU": "silu", "GEGLU": "gelu_tanh", "REGLU": "relu"}
+"""The activations of the gates that SonicMoE has, whose geglu is that of tanh."""
+OTHER_GATES = {
+    *("DeepseekV4Experts", "Glm5NextTextExperts", "HYV4Experts", "HYV4VLExperts"),  # limits
+    *("GptOssExperts", "MiniMaxM3VLExperts", "OpenAIPrivacyFilterExperts"),  # swiglu_oai
+    *("Inkling2Experts", "Inkling2LoopExperts"),  # caps
+    *("DiffusionGemmaTextExperts", "Gemma4TextExperts"),  # whose activation has another name
+}
+"""Classes whose gate transformers' `sonicmoe` takes for another one (docs/experts.md)."""
+
+
+def _sonic_moe(
+    x: Tensor, scales: Tensor, tokens: Tensor, chosen: Tensor, *layers: Tensor | None, **options: Any
+) -> Any:
+    """What transformers asks of SonicMoE, in PyTorch: weights are [rows, columns, experts]."""
+    w_in, b_in, w_out, b_out = layers
+    assert w_in is not None and w_out is not None
+    out = torch.zeros_like(x)
+    for slot, expert in enumerate(chosen.tolist()):
+        pre = w_in[..., expert] @ x[tokens[slot]] + (0 if b_in is None else b_in[expert])
+        gate, value = pre.chunk(2) if options["concat_layout"] else (pre[::2], pre[1::2])
+        hidden = value * epigrad.activation(gate, options["activation_type"])
+        out[tokens[slot]] += scales[slot] * (w_out[..., expert] @ hidden + (0 if b_out is None else b_out[expert]))
+    return out, None
+
+
+@EACH
+def test_the_gates_of_transformers_sonicmoe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the gate of `hidden_act`, not for that of `_apply_gate`, and says nothing."""
+    kernels = SimpleNamespace(activation_type_enum=SimpleNamespace(**SONIC_MOE), moe_general_routing_inputs=_sonic_moe)
+    monkeypatch.setattr(sonicmoe, "load_sonicmoe_kernel", lambda: kernels)
+    made = module(name, implementation="eager")
+    x, index, scale = arguments(made)
+    with torch.no_grad():
+        if name in ("MuseSparkExperts", "NemotronHExperts"):  # a norm after each expert; no gate
+            with pytest.raises(ValueError, match="sonicmoe"):
+                sonicmoe.sonicmoe_experts_forward(made, x, index, scale)
+            return
+        theirs, want = sonicmoe.sonicmoe_experts_forward(made, x, index, scale), made(x, index, scale)
+    error = (theirs - want).abs().max() / want.abs().max()
+    assert error > 0.05 if name in OTHER_GATES else error < 1e-6
 
 
 def test_the_gate_of_step_3_7() -> None:

@@ -141,6 +141,8 @@ func (b *builder) plan(p backend.Problem) {
 		b.zeroRest(p.Groups, p.Outputs...)
 	case *backend.GroupedLayer:
 		b.groupedLayer(p)
+	case *backend.CombinedLayer:
+		b.combinedLayer(p)
 	case *backend.GroupedLayerBackward:
 		b.parts(p, b.region)
 	case *backend.GroupedHiddenBackward:

@@ -3,8 +3,12 @@
 package cuda
 
 import (
+	"math"
+	"slices"
+
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
+	"github.com/epigrad/epigrad/go/tensor"
 )
 
 // parts adds what a problem is made of.
@@ -14,8 +18,24 @@ func (b *builder) parts(p backend.Problem, region lower.Region) {
 	}
 }
 
-// groupedLayer adds a layer of each group: one kernel for a gated one, or its parts.
+// groupedLayer adds a layer of each group: one kernel for a gated one, or its parts. Rows of tokens
+// are read where they lie, unless it is faster to copy them.
 func (b *builder) groupedLayer(p *backend.GroupedLayer) {
+	if p.Places != nil {
+		rows := *p.Input // of slots
+		rows.Shape = []int64{p.Places.Numel(), p.Input.Shape[1]}
+		layer := *p
+		layer.Input, layer.Places = &rows, nil
+		if b.copiesTokens(p.Groups, &rows, p.Weight.Shape[1]) || p.Input.Shape[0]*p.Input.Strides[0]/boxUnit > math.MaxUint32 {
+			layer.Input = b.region(b.dt, rows.Shape...)
+			b.scatterRows(&backend.ScatterRows{Header: p.Header, Input: p.Input, Places: p.Places, Out: layer.Input})
+		} else {
+			b.tokens = b.tokensOf(p.Places)
+			defer func() { b.tokens = nil }()
+		}
+		b.groupedLayer(&layer)
+		return
+	}
 	if p.Halves == nil {
 		b.parts(p, b.region)
 		return
@@ -24,6 +44,43 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 	layer.Rest = nil
 	b.either(b.groupedGatedLinearSM90(p), func() { b.parts(&layer, b.region) })
 	b.zeroRest(p.Groups, p.Rest...)
+}
+
+// copiesTokens reports whether tokens are copied to the rows of slots before a layer with so many
+// columns.
+func (b *builder) copiesTokens(ends, rows *tensor.View, columns int64) bool {
+	return b.hasGroups(ends, rows) && columns > mostColumnsOfTokens
+}
+
+// combinedLayer adds a layer of each group, some columns at a time, and adds up their rows. Where
+// tokens are copied, there is memory for all columns.
+func (b *builder) combinedLayer(p *backend.CombinedLayer) {
+	const mostColumns = 1024
+	rows, columns := p.Input.Shape[0], p.Weight.Shape[1]
+	each := columns
+	if withGate := 2 * p.Input.Shape[1]; columns > mostColumns && !b.copiesTokens(p.Groups, p.Input, withGate) {
+		each = ceilDiv(ceilDiv(columns, ceilDiv(columns, mostColumns)), tileColumns) * tileColumns
+	}
+	product := b.region(b.dt, rows, min(each, columns))
+	for first := int64(0); first < columns; first += each {
+		width := min(each, columns-first)
+		part := func(v *tensor.View, dimension int) *tensor.View { return narrowed(v, dimension, first, width) }
+		out := narrowed(product, 1, 0, width)
+		b.groupedLayer(&backend.GroupedLayer{Header: p.Header, Input: p.Input, Weight: part(p.Weight, 1), Bias: part(p.Bias, 1), Out: out})
+		b.combineRows(&backend.CombineRows{Header: p.Header, Input: out, Places: p.Places, Scale: p.Scale, Out: part(p.Out, 1)})
+	}
+}
+
+// narrowed is a part of a tensor along a dimension, or nil of nil.
+func narrowed(v *tensor.View, dimension int, first, width int64) *tensor.View {
+	if v == nil {
+		return nil
+	}
+	part := *v
+	part.Shape = slices.Clone(v.Shape)
+	part.Shape[dimension] = width
+	part.Offset += first * v.Strides[dimension] * v.DType.Size()
+	return &part
 }
 
 // groupedHiddenBackward adds the backward of a hidden activation of each group: one kernel, or its
@@ -54,7 +111,7 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) {
 	var inBoxes func()
 	if p.Formula != "none" {
-		inBoxes = b.groupedLinearSM90(p.Formula, p.Bias, p.Out, p.Preactivation, p.Groups, append([]backend.Pair{{A: p.A, B: p.B}}, p.More...)...)
+		inBoxes = b.groupedLinearSM90(p.Formula, p.Bias, p.Out, p.Preactivation, p.Groups, withMore(p.A, p.B, p.More)...)
 	}
 	b.either(inBoxes, func() { b.twoPasses(p) })
 }

@@ -6,7 +6,7 @@ import "github.com/epigrad/epigrad/go/tensor"
 
 // plainProduct adds out[r] = left[r] right[e] + bias[e] for the rows r of each group e, with right
 // operands [e, depth, columns], of any strides, and on any processor; or, onto out, adds that to
-// it.
+// it. Row r of the left operand is where the builder's tokens say.
 func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View, onto bool) {
 	rows, columns, groups := out.Shape[0], out.Shape[1], ends.Shape[0]
 	if rows*columns == 0 || groups == 0 {
@@ -19,6 +19,7 @@ func (b *builder) plainProduct(left, right, bias, out, ends *tensor.View, onto b
 	p.strided(bias, 0, none, 1)
 	p.strided(out, none, 0, 1)
 	p.address(ends)
+	p.address(b.tokens)
 	p.int64(columns)
 	p.int64(left.Shape[1])
 	p.divisor(across)
@@ -41,6 +42,7 @@ func (b *builder) plainDepth(left, right, out, ends *tensor.View) {
 	p.strided(nil, none, none, none)
 	p.strided(out, 0, 1, 2)
 	p.address(ends)
+	p.address(nil)
 	p.int64(columns)
 	p.int64(rows)
 	p.divisor(across)

@@ -93,6 +93,20 @@ func (b *builder) route(p *backend.Route) {
 	launch("grouped_route_place", max(min(turns, 2*int64(b.device.processors)), 1))
 }
 
+// tokensOf adds the launch that finds the token of each place, and gives the tokens [places].
+func (b *builder) tokensOf(places *tensor.View) *tensor.View {
+	slots := places.Numel()
+	tokens := b.region(dtype.Int32, slots)
+	if slots > 0 {
+		q := &parameters{}
+		q.address(places)
+		q.address(tokens)
+		q.sizes(slots, places.Shape[1])
+		b.general(q, "grouped_tokens", ceilDiv(slots, blockThreads))
+	}
+	return tokens
+}
+
 // rowsMatrix is a matrix of rows, whose strides count units of so many elements.
 func (p *parameters) rowsMatrix(v *tensor.View, unit int64) {
 	if v == nil || unit == 1 {

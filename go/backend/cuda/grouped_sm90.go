@@ -17,7 +17,10 @@ const (
 	columnSumsThreads = 128
 	// rows of a tile
 	groupedTileRows = 192
-	forthAndBack    = -1 // a launch's shift
+	// mostColumnsOfTokens is the most columns of a result whose kernel reads tokens where they lie.
+	// Boxes of copied rows are multiplied faster: with more columns that pays for the copy.
+	mostColumnsOfTokens = 1024
+	forthAndBack        = -1 // a launch's shift
 )
 
 // hasGroups reports whether this device has the kernels of product_sm90.cuh for a problem of
@@ -93,34 +96,64 @@ func (b *builder) groupedKernel(family string, formulas []string, layout string)
 func (b *builder) ofRows(rows, ends *tensor.View, columns int64) *productLaunch {
 	const longDepth = 8192
 	l := &productLaunch{
-		ends: ends, rows: rows.Shape[0], columns: columns, band: 8, shift: 1,
+		ends: ends, tokens: b.tokens, rows: rows.Shape[0], columns: columns, band: 8, shift: 1,
 		pairRows: operandRows, boxRows: forwardRows, blocks: int64(b.device.processors),
 	}
-	l.pairs[0].rows = rowsOf(rows)
 	if rows.Shape[1] >= longDepth {
 		l.band, l.shift = 4, 0
 	}
 	return l
 }
 
+// takesPairs gives a launch products with right operands [e, depth, columns], of which halves are
+// the values and the gates, if there are some. It tells whether boxes can be copied of all, and
+// whether columns are contiguous, as in all right operands or in none.
+func (l *productLaunch) takesPairs(pairs []backend.Pair, halves func(v *tensor.View) (value, gate *tensor.View)) (across, ok bool) {
+	if len(pairs) > len(l.pairs) {
+		return false, false
+	}
+	for i, pair := range pairs {
+		p := &l.pairs[i]
+		rights := [2]*tensor.View{pair.B}
+		if halves != nil {
+			if h := inHalves(halves, pair.B); !h.interleaved {
+				rights = [2]*tensor.View{h.value, h.gate}
+			}
+		}
+		p.rows = rowsOf(pair.A)
+		if !areBoxable(pair.A) {
+			return false, false
+		}
+		for side, right := range rights {
+			if right == nil {
+				continue
+			}
+			weight, lies, fits := weightBoxesOf(right)
+			if !fits || (i > 0 || side > 0) && lies != across {
+				return false, false
+			}
+			p.weights[side], across = weight, lies
+		}
+	}
+	return across, true
+}
+
+// withMore is a product and those that are added to it.
+func withMore(a, b *tensor.View, more []backend.Pair) []backend.Pair {
+	return append([]backend.Pair{{A: a, B: b}}, more...)
+}
+
 // groupedLinearSM90 is the launch of a product of groups, or of the sum of two, with right operands
 // [e, depth, columns], a bias and an activation; nil where there is none.
 func (b *builder) groupedLinearSM90(formula string, bias, out, pre, ends *tensor.View, pairs ...backend.Pair) func() {
-	if len(pairs) > 2 || !b.hasGroups(ends, pairs[0].A) || out == nil || !areBoxable(out, pre) || !isPlainBias(bias) {
+	if !b.hasGroups(ends, pairs[0].A) || out == nil || !areBoxable(out, pre) || !isPlainBias(bias) {
 		return nil
 	}
 	l := b.ofRows(pairs[0].A, ends, out.Shape[1])
 	l.outputs[0], l.outputs[1], l.biases[0] = rowsOf(out), rowsOf(pre), bias
-	forms := [2]bool{}
-	for i, pair := range pairs {
-		weight, across, ok := weightBoxesOf(pair.B)
-		if !ok || !areBoxable(pair.A) {
-			return nil
-		}
-		l.pairs[i], forms[i] = pairBoxes{[2]*weightBoxes{weight}, rowsOf(pair.A)}, across
-	}
-	function := b.groupedKernel("grouped_linear_sm90", []string{formula}, form(forms[0]))
-	if function == "" || len(pairs) == 2 && forms[0] != forms[1] {
+	across, ok := l.takesPairs(pairs, nil)
+	function := b.groupedKernel("grouped_linear_sm90", []string{formula}, form(across))
+	if !ok || function == "" {
 		return nil
 	}
 	if bias != nil {
@@ -151,29 +184,24 @@ func (h *halvesOf) layout(across bool) string {
 
 // groupedGatedLinearSM90 is the launch of a gated layer of groups; nil where there is none.
 func (b *builder) groupedGatedLinearSM90(p *backend.GroupedLayer) func() {
-	if !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !areBoxable(p.Input, p.Out, p.Preactivation) {
+	if !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !areBoxable(p.Out, p.Preactivation) {
 		return nil
 	}
 	columns := tensor.Exchanged(p.Weight, 1, 2) // [e, k, 2h]
 	weight := inHalves(p.Halves, columns)
 	l := b.ofRows(p.Input, p.Groups, p.Out.Shape[1])
+	across, ok := l.takesPairs(withMore(p.Input, columns, p.More), p.Halves)
 	l.outputs[0], l.gateFirst = rowsOf(p.Out), weight.gateFirst
-	weights := &l.pairs[0].weights
 	if p.Bias != nil {
 		l.biasStride = p.Bias.Strides[0]
 	}
-	var across, ok bool
 	if weight.interleaved {
-		weights[0], across, ok = weightBoxesOf(columns)
 		l.outputs[1], l.biases[0] = rowsOf(p.Preactivation), p.Bias
 	} else {
-		var gateFits bool
-		weights[0], across, ok = weightBoxesOf(weight.value)
-		weights[1], _, gateFits = weightBoxesOf(weight.gate)
 		value, gate := p.Halves(p.Preactivation)
 		l.outputs[1], l.outputs[2] = rowsOf(value), rowsOf(gate)
 		l.biases[0], l.biases[1] = p.Halves(p.Bias)
-		ok = ok && gateFits && areBoxable(value, gate)
+		ok = ok && areBoxable(value, gate)
 	}
 	function := b.groupedKernel("grouped_gated_linear_sm90", activation.GateKernels(p.Formula), weight.layout(across))
 	if !ok || function == "" {
@@ -185,12 +213,12 @@ func (b *builder) groupedGatedLinearSM90(p *backend.GroupedLayer) func() {
 // groupedHiddenBackwardSM90 is the launches of a hidden activation's backward; nil where there are
 // none.
 func (b *builder) groupedHiddenBackwardSM90(p *backend.GroupedHiddenBackward) func() {
-	if !b.hasGroups(p.Groups, p.GradOutput) || !isPlainBias(p.GradBias) || !areBoxable(p.GradOutput, p.Preactivation, p.GradPreactivation, p.Out) {
+	if !b.hasGroups(p.Groups, p.GradOutput) || !isPlainBias(p.GradBias) || !areBoxable(p.Preactivation, p.GradPreactivation, p.Out) {
 		return nil
 	}
-	weight, across, ok := weightBoxesOf(p.Weight)
 	l := b.ofRows(p.GradOutput, p.Groups, p.Weight.Shape[2])
-	l.pairs[0].weights[0], l.boxRows, l.scales = weight, backwardRows, p.Scales
+	across, ok := l.takesPairs(withMore(p.GradOutput, p.Weight, p.More), nil)
+	l.boxRows, l.scales = backwardRows, p.Scales
 	family, formulas, layout := "grouped_hidden_backward_sm90", []string{p.Formula}, form(across)
 	var pre halvesOf
 	if p.Halves != nil {

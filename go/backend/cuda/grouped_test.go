@@ -142,12 +142,50 @@ func TestSumsInPieces(t *testing.T) {
 	require.NotContains(t, results[0], "NaN")
 }
 
+func view(dt dtype.DType, shape ...int64) *tensor.View {
+	v, err := tensor.New(nil, 0, dt, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
+	if err != nil {
+		panic(err)
+	}
+	return &v
+}
+
+// hopper stands in for a device that has all kernels.
+func hopper() *device {
+	return &device{processors: 132, boxes: true, compiled: func(string) bool { return true }}
+}
+
+// TestForwardReadsTokensInPlace: beside a hidden row of each slot, forward has 1024 columns of the
+// rows that it combines, unless it copies tokens. All else is at most a tenth of that.
+func TestForwardReadsTokensInPlace(t *testing.T) {
+	b := newEmulated(t)
+	b.device = hopper()
+	backend.Register(b)
+	op.ClearCache()
+	defer op.ClearCache()
+	const groups, tokens, each = 64, 8192, 8
+	for _, c := range []struct{ features, hidden, columns int64 }{
+		{4096, 256, 256 + 1024},
+		{1536, 512, 512 + 768},
+		{768, 256, 256 + 768},
+		{2048, 768, 768 + 2048}, // copies
+	} {
+		bf16, slots := dtype.BFloat16, int64(tokens*each)
+		_, bytes, err := op.Infer(&op.Call{Op: "experts", Kind: "swiglu", Backend: b.Name(), Inputs: []*tensor.View{
+			view(bf16, tokens, c.features), view(dtype.Int64, tokens, each), view(bf16, tokens, each),
+			view(bf16, groups, 2*c.hidden, c.features), nil, view(bf16, groups, c.features, c.hidden), nil,
+		}}, []bool{true, true})
+		require.NoError(t, err)
+		require.InEpsilon(t, slots*c.columns*bf16.Size(), bytes, 0.1, "%+v", c)
+	}
+}
+
 // TestWorkspaceOfExperts: beside a row of each slot, backward needs a hidden row, or where that is
 // shorter, the row of a preactivation. That holds whether the preactivation was saved or not. All
 // else is at most a tenth of that.
 func TestWorkspaceOfExperts(t *testing.T) {
 	b := newEmulated(t)
-	b.device = &device{processors: 132, boxes: true, compiled: func(string) bool { return true }}
+	b.device = hopper()
 	backend.Register(b)
 	op.ClearCache()
 	defer op.ClearCache()
@@ -163,11 +201,6 @@ func TestWorkspaceOfExperts(t *testing.T) {
 		{"mixtral-like", 8, 4096, 14336, 4096, 2, "swiglu", false, 4096 + 14336},
 		{"without a gate", 8, 4096, 14336, 4096, 2, "relu2", false, 4096 + 14336},
 	} {
-		view := func(dt dtype.DType, shape ...int64) *tensor.View {
-			v, err := tensor.New(nil, 0, dt, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
-			require.NoError(t, err)
-			return &v
-		}
 		columns := 2 * c.hidden
 		if c.kind == "relu2" {
 			columns = c.hidden

@@ -109,9 +109,12 @@ type builder struct {
 	way       way
 	ways      []way // that the problem can go
 	seldom    bool  // whether few runs take what is added
-	program   []operation
-	scratch   int64 // bytes
-	refused   error // why the backend has no kernel
+	// tokens [rows], int32, tell where rows of the left operands of groups' products are; nil: in
+	// their places
+	tokens  *tensor.View
+	program []operation
+	scratch int64 // bytes
+	refused error // why the backend has no kernel
 	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved
 	// preactivation.
 	withoutSaved int64

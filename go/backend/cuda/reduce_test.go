@@ -486,7 +486,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			names = append(names, fmt.Sprintf(name, dt))
 		}
 	}
-	names = append(names, "grouped_column_sums_sm90_f32", "grouped_ends", "grouped_route_rank", "grouped_route_scan", "grouped_route_place")
+	names = append(names, "grouped_column_sums_sm90_f32", "grouped_ends", "grouped_route_rank", "grouped_route_scan", "grouped_route_place", "grouped_tokens")
 	for _, bytes := range []string{"2", "4", "8", "16"} {
 		names = append(names, "grouped_scatter_"+bytes, "grouped_zero_"+bytes)
 	}

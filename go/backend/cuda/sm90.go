@@ -20,7 +20,7 @@ const (
 	sm90Threads = 3 * 128
 	sm90Shared  = 227 << 10 // bytes
 	// bytes of a tensor map, and of a kernel's parameters
-	mapBytes, sm90Parameters = 128, 1536
+	mapBytes, sm90Parameters = 128, 1600
 	// columns of a tile, or of both products of a gated layer
 	tileColumns = 128
 	// columns of every box that is copied, but for those of float
@@ -110,8 +110,8 @@ type productLaunch struct {
 	// the depth kind's left operand, beside the first pair's rows, and what it has for outputs
 	left   boxes
 	result *weightBoxes
-	// nil where all rows are of one group
-	ends                        *tensor.View
+	// nil where all rows are of one group, or each row is in its place
+	ends, tokens                *tensor.View
 	biases                      [2]*tensor.View
 	scales, rowSums, columnSums *tensor.View
 	rows, columns               int64
@@ -172,7 +172,11 @@ func (l *productLaunch) add(b *builder, function string) {
 	} else {
 		p.ragged(l.boxRows, l.outputs[:]...)
 	}
-	for _, v := range []*tensor.View{l.ends, l.biases[0], l.biases[1], l.scales, l.rowSums, l.columnSums} {
+	p.address(l.ends)
+	p.address(l.tokens)
+	p.address(l.pairs[0].rows.view)
+	p.int64(l.pairs[0].rows.rowStride / boxUnit)
+	for _, v := range []*tensor.View{l.biases[0], l.biases[1], l.scales, l.rowSums, l.columnSums} {
 		p.address(v)
 	}
 	p.numbers(numbers{})

@@ -140,6 +140,7 @@ func TestParts(t *testing.T) {
 	pre, gradPre, sums, scales, hidden := rows(10), rows(10), g.tensor([]int64{6}), g.tensor([]int64{6}), rows(5)
 	weight, gradBias, weightIn, out, grad := g.tensor([]int64{3, 4, 5}), g.tensor([]int64{3, 10}), g.tensor([]int64{3, 10, 4}), rows(5), rows(4)
 	up, down := g.tensor([]int64{5, 4}), g.tensor([]int64{4, 5})
+	tokens, places, scale := g.tensor([]int64{3, 4}), g.tensor([]int64{3, 2}), g.tensor([]int64{3, 2})
 	for name, c := range map[string]struct {
 		problem               backend.Problem
 		given, wanted         []*tensor.View
@@ -162,6 +163,18 @@ func TestParts(t *testing.T) {
 			[]*tensor.View{grad, weightIn},
 			[]*tensor.View{gradPre},
 			0, 1, 0,
+		},
+		"a layer of tokens": {
+			&backend.GroupedLayer{Header: g.header, Input: tokens, Places: places, Weight: weightIn, Out: out, Halves: halves},
+			[]*tensor.View{tokens, places, weightIn},
+			[]*tensor.View{out},
+			2, 3, 0,
+		},
+		"a layer whose rows are combined": {
+			&backend.CombinedLayer{Header: g.header, Input: out, Weight: weight, Places: places, Scale: scale, Out: tokens},
+			[]*tensor.View{out, weight, places, scale},
+			[]*tensor.View{tokens},
+			1, 2, 0,
 		},
 		"a gated hidden activation": {
 			&backend.GroupedHiddenBackward{
@@ -280,6 +293,10 @@ func operandsOf(p backend.Problem) (inputs, outputs []*tensor.View) {
 		return []*tensor.View{p.Value, p.Gate}, []*tensor.View{p.Out}
 	case *backend.GatedBackward:
 		return []*tensor.View{p.GradOutput, p.Value, p.Gate}, []*tensor.View{p.GradValue, p.GradGate, p.GradBiasValue, p.GradBiasGate}
+	case *backend.ScatterRows:
+		return []*tensor.View{p.Input, p.Places, p.Scale}, []*tensor.View{p.Out, p.Scales}
+	case *backend.CombineRows:
+		return []*tensor.View{p.Input, p.Places, p.Scale}, []*tensor.View{p.Out}
 	case *backend.ScaleRows:
 		return []*tensor.View{p.Grad, p.Hidden, p.Scales}, []*tensor.View{p.Sums}
 	case *backend.SumRows:

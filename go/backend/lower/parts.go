@@ -23,6 +23,8 @@ func Parts(p backend.Problem, region Region) []backend.Problem {
 		return gatedHiddenBackward(p, region)
 	case *backend.GroupedLayer:
 		return groupedLayer(p, region)
+	case *backend.CombinedLayer:
+		return combinedLayer(p, region)
 	case *backend.GroupedHiddenBackward:
 		return groupedHiddenBackward(p, region)
 	case *backend.GroupedLayerBackward:
@@ -91,15 +93,22 @@ func throughWeight(h backend.Header, gradOutput, weight, input, gradInput *tenso
 	}
 }
 
+// groupedLayer asks for the region of the rows of tokens first, and then for that of the
+// preactivation.
 func groupedLayer(p *backend.GroupedLayer, region Region) (parts []backend.Problem) {
+	rows := p.Input
+	if p.Places != nil {
+		rows = region(p.DType, p.Places.Numel(), p.Input.Shape[1])
+		parts = append(parts, &backend.ScatterRows{Header: p.Header, Input: p.Input, Places: p.Places, Out: rows})
+	}
 	product := &backend.GemmEpilogue{
-		Header: p.Header, A: p.Input, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, Out: p.Out, Preactivation: p.Preactivation,
+		Header: p.Header, A: rows, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, More: p.More, Out: p.Out, Preactivation: p.Preactivation,
 	}
 	parts = append(parts, product)
 	if p.Halves != nil {
 		product.Formula, product.Out = "none", nil
 		if product.Preactivation == nil {
-			product.Preactivation = region(p.DType, p.Input.Shape[0], p.Weight.Shape[1])
+			product.Preactivation = region(p.DType, p.Out.Shape[0], p.Weight.Shape[1])
 		}
 		if p.Out != nil {
 			value, gate := p.Halves(product.Preactivation)
@@ -110,6 +119,14 @@ func groupedLayer(p *backend.GroupedLayer, region Region) (parts []backend.Probl
 		parts = append(parts, &backend.ZeroRows{Header: p.Header, Outputs: p.Rest})
 	}
 	return parts
+}
+
+// combinedLayer asks for the region of the rows.
+func combinedLayer(p *backend.CombinedLayer, region Region) []backend.Problem {
+	rows := region(p.DType, p.Input.Shape[0], p.Weight.Shape[1])
+	layer := &backend.GroupedLayer{Header: p.Header, Input: p.Input, Weight: p.Weight, Bias: p.Bias, Out: rows}
+	return append(groupedLayer(layer, region),
+		&backend.CombineRows{Header: p.Header, Input: rows, Places: p.Places, Scale: p.Scale, Out: p.Out})
 }
 
 func groupedLayerBackward(p *backend.GroupedLayerBackward) (parts []backend.Problem) {
@@ -141,7 +158,7 @@ func groupedHiddenBackward(p *backend.GroupedHiddenBackward, region Region) (par
 	if sloped || p.Sums != nil {
 		h := p.Header
 		h.Formula, grad = "none", region(p.DType, rows, features)
-		add(&backend.GemmEpilogue{Header: h, A: p.GradOutput, B: p.Weight, Out: grad})
+		add(&backend.GemmEpilogue{Header: h, A: p.GradOutput, B: p.Weight, More: p.More, Out: grad})
 	}
 	value, gate := halves(p.Halves, p.Preactivation)
 	hidden := p.Out

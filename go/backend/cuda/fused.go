@@ -21,9 +21,18 @@ type onePass struct {
 	more                  *onePass // a further pair, whose product is added to the sums
 }
 
-// onePassOf tells whether one kernel can do a product with a bias and an activation, and how. It
-// may be a sum of two pairs.
+// onePassOf tells whether one kernel does a product with a bias and an activation, and how. It may
+// be a sum of two pairs.
 func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
+	if o, ok = b.possiblyOnePass(whole); !ok {
+		return o, false
+	}
+	b.ways = []way{narrow, wide, separated}
+	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors)
+}
+
+// possiblyOnePass tells whether one kernel can do that.
+func (b *builder) possiblyOnePass(whole *lower.Product) (o onePass, ok bool) {
 	if !b.dt.IsHalf() || b.blasAlone || !b.device.boxes {
 		return o, false
 	}
@@ -52,14 +61,13 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 		return o, false
 	}
 	if whole.Next != nil {
-		more, fits := b.onePassOf(whole.Next)
+		more, fits := b.possiblyOnePass(whole.Next)
 		if !fits || more.more != nil || more.across != o.across {
 			return o, false
 		}
 		o.more = &more
 	}
-	b.ways = []way{narrow, wide, separated}
-	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors)
+	return o, true
 }
 
 // A depth is short where the epilogue decides more than the product.

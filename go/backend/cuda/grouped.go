@@ -26,7 +26,12 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 		rows.Shape = []int64{p.Places.Numel(), p.Input.Shape[1]}
 		layer := *p
 		layer.Input, layer.Places = &rows, nil
-		if b.copiesTokens(p.Groups, &rows, p.Weight.Shape[1]) || p.Input.Shape[0]*p.Input.Strides[0]/boxUnit > math.MaxUint32 {
+		features := p.Weight.Shape[1]
+		if p.Halves != nil {
+			features /= 2
+		}
+		isLong := p.Input.Shape[0]*p.Input.Strides[0]/boxUnit > math.MaxUint32
+		if isLong || len(p.More) > 0 || b.copiesTokens(p.Groups, &rows, features) {
 			layer.Input = b.region(b.dt, rows.Shape...)
 			b.scatterRows(&backend.ScatterRows{Header: p.Header, Input: p.Input, Places: p.Places, Out: layer.Input})
 		} else {
@@ -47,9 +52,9 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 }
 
 // copiesTokens reports whether tokens are copied to the rows of slots before a layer with so many
-// columns.
-func (b *builder) copiesTokens(ends, rows *tensor.View, columns int64) bool {
-	return b.hasGroups(ends, rows) && columns > mostColumnsOfTokens
+// hidden features.
+func (b *builder) copiesTokens(ends, rows *tensor.View, features int64) bool {
+	return b.hasGroups(ends, rows) && features > mostFeaturesOfTokens
 }
 
 // combinedLayer adds a layer of each group, some columns at a time, and adds up their rows. Where
@@ -58,7 +63,7 @@ func (b *builder) combinedLayer(p *backend.CombinedLayer) {
 	const mostColumns = 1024
 	rows, columns := p.Input.Shape[0], p.Weight.Shape[1]
 	each := columns
-	if withGate := 2 * p.Input.Shape[1]; columns > mostColumns && !b.copiesTokens(p.Groups, p.Input, withGate) {
+	if columns > mostColumns && !b.copiesTokens(p.Groups, p.Input, p.Input.Shape[1]) {
 		each = ceilDiv(ceilDiv(columns, ceilDiv(columns, mostColumns)), tileColumns) * tileColumns
 	}
 	product := b.region(b.dt, rows, min(each, columns))

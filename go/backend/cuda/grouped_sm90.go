@@ -17,10 +17,10 @@ const (
 	columnSumsThreads = 128
 	// rows of a tile
 	groupedTileRows = 192
-	// mostColumnsOfTokens is the most columns of a result whose kernel reads tokens where they lie.
-	// Boxes of copied rows are multiplied faster: with more columns that pays for the copy.
-	mostColumnsOfTokens = 1024
-	forthAndBack        = -1 // a launch's shift
+	// mostFeaturesOfTokens is the most hidden features of a layer that reads tokens where they lie.
+	// Boxes of copied rows are multiplied faster: with more features that pays for the copy.
+	mostFeaturesOfTokens = 512
+	forthAndBack         = -1 // a launch's shift
 )
 
 // hasGroups reports whether this device has the kernels of product_sm90.cuh for a problem of

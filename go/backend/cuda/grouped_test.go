@@ -164,16 +164,25 @@ func TestForwardReadsTokensInPlace(t *testing.T) {
 	op.ClearCache()
 	defer op.ClearCache()
 	const groups, tokens, each = 64, 8192, 8
-	for _, c := range []struct{ features, hidden, columns int64 }{
-		{4096, 256, 256 + 1024},
-		{1536, 512, 512 + 768},
-		{768, 256, 256 + 768},
-		{2048, 768, 768 + 2048}, // copies
+	for _, c := range []struct {
+		kind                      string
+		features, hidden, columns int64
+	}{
+		{"swiglu", 4096, 256, 256 + 1024},
+		{"swiglu", 1536, 512, 512 + 768},
+		{"swiglu", 768, 256, 256 + 768},
+		{"relu2", 4096, 512, 512 + 1024},
+		{"swiglu", 2048, 768, 768 + 2048}, // copies, as the next one does
+		{"relu2", 4096, 768, 768 + 4096},
 	} {
+		columns := c.hidden
+		if c.kind == "swiglu" {
+			columns *= 2
+		}
 		bf16, slots := dtype.BFloat16, int64(tokens*each)
-		_, bytes, err := op.Infer(&op.Call{Op: "experts", Kind: "swiglu", Backend: b.Name(), Inputs: []*tensor.View{
+		_, bytes, err := op.Infer(&op.Call{Op: "experts", Kind: c.kind, Backend: b.Name(), Inputs: []*tensor.View{
 			view(bf16, tokens, c.features), view(dtype.Int64, tokens, each), view(bf16, tokens, each),
-			view(bf16, groups, 2*c.hidden, c.features), nil, view(bf16, groups, c.features, c.hidden), nil,
+			view(bf16, groups, columns, c.features), nil, view(bf16, groups, c.features, c.hidden), nil,
 		}}, []bool{true, true})
 		require.NoError(t, err)
 		require.InEpsilon(t, slots*c.columns*bf16.Size(), bytes, 0.1, "%+v", c)

@@ -413,7 +413,7 @@ def gated_linear(
         grad_value @ weight_value + grad_gate @ weight_gate``, ``grad_weight_value = grad_value.T @
         input``, and each bias is a sum over rows. In half types ``grad_value`` and ``grad_gate``
         are rounded once before the products, and biases are summed unrounded. On CUDA
-        `grad_input` may be rounded after each of its two products, elsewhere it is once.
+        `grad_input` may be rounded after each of its two products; elsewhere it is rounded once.
 
     Raises:
         InvalidProblemError: (a ``ValueError``) wrong shapes or `save`, an unknown kind.

@@ -298,6 +298,11 @@ class Plan:
                 f"{op}: plan.run writes into its arguments and cannot be traced: call a function of epigrad instead"
             )
         if not self._names.issuperset(tensors):
+            for name in sorted(given.keys() - self._names):
+                if isinstance(given[name], LowRank):
+                    raise TypeError(
+                        f"{type(self).__name__}.run: {name}: selected without it: give it to select as well"
+                    )
             unknown = ", ".join(sorted(set(tensors) - self._names))
             valid = ", ".join(self._inputs + self._outputs)
             raise TypeError(f"{type(self).__name__}.run: unknown tensor {unknown}, want names among {valid}")
@@ -570,6 +575,9 @@ def _spread(op: str, arguments: dict[str, Any]) -> dict[str, Any]:
             raise errors.InvalidProblemError(
                 f"{op}: {name}.scale: {adapter.scale!r}, want 1: multiply a with it before, and a's gradient after it"
             )
+        for part in "ab":
+            if f"{name}_{part}" in spread:
+                raise errors.InvalidProblemError(f"{op}: {name}_{part}: given beside {name}, want one of both")
         spread[f"{name}_a"], spread[f"{name}_b"] = adapter.a, adapter.b
     return spread
 

@@ -500,6 +500,16 @@ def test_a_plan_takes_adapters(op: str) -> None:
         made.can_implement(**given, **with_grad, **outputs)
 
 
+def test_adapters_that_a_plan_lacks_or_gets_twice() -> None:
+    x, weight, adapter = torch.ones(3, 4), torch.ones(5, 4), LowRank(torch.ones(2, 4), torch.ones(5, 2))
+    without = plan.Plan.select("linear", input=x, weight=weight)
+    with pytest.raises(TypeError, match="adapter: selected without it: give it to select as well"):
+        without.run(input=x, weight=weight, adapter=adapter, out=torch.empty(3, 5))
+    made = plan.Plan.select("linear", input=x, weight=weight, adapter=adapter)
+    with pytest.raises(errors.InvalidProblemError, match="adapter_a: given beside adapter, want one of both"):
+        made.run(input=x, weight=weight, adapter=adapter, adapter_a=adapter.a, out=torch.empty(3, 5))
+
+
 def test_options_have_the_functions_defaults() -> None:
     shapes = {"input": (3, 4), "weight1": (5, 4), "weight2": (4, 5)}
     assert plan.Plan.select("mlp", **shapes, dtype=torch.float32).sku.kind == "gelu_tanh"

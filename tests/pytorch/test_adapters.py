@@ -10,6 +10,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import LowRank, backward, errors, forward, ops
+from epigrad._core.checks import shares_memory
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
@@ -303,3 +304,11 @@ def test_errors_name_the_adapter(adapter: Any, error: type[Exception], text: str
     with pytest.raises(error, match=re.escape(text)):
         forward.linear(X, W, adapter=adapter, out=out)
     assert out.isnan().all(), "nothing is written"
+
+
+@pytest.mark.parametrize(("start", "shared"), [(2048, False), (2047, True)])
+def test_parts_of_one_buffer(start: int, shared: bool) -> None:
+    whole = torch.zeros(2048, 4096)
+    other = whole[:, start:].view(torch.bfloat16)
+    for one in (whole[:, :2048], whole[:1, :2048].expand(2048, 2048)):
+        assert shares_memory(one, other) == shared == shares_memory(other, one)

@@ -133,21 +133,25 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
     (first, behind), (other_first, other_behind) = ranges
     if first >= other_behind or other_first >= behind:
         return False
-    return bool(torch.isin(_addresses(one), _addresses(other)).any())
+    start = min(first, other_first)
+    unit = math.gcd(one.element_size(), other.element_size(), first - other_first)
+    marks = torch.zeros((max(behind, other_behind) - start) // unit, dtype=torch.bool)
+
+    def of(tensor: Tensor) -> Tensor:
+        """The marks of a tensor's bytes."""
+        each, strides = tensor.element_size() // unit, tensor.stride()
+        sizes = [size if stride else 1 for size, stride in zip(tensor.shape, strides, strict=True)]
+        return marks.as_strided(
+            (*sizes, each), (*(stride * each for stride in strides), 1), (tensor.data_ptr() - start) // unit
+        )
+
+    of(one).fill_(True)
+    return bool(of(other).any())
 
 
 def _reach(tensor: Tensor) -> int:
     """The offset of the last element, in elements."""
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _addresses(tensor: Tensor) -> Tensor:
-    """Those of all bytes."""
-    places = torch.zeros((), dtype=torch.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places.unsqueeze(-1) + torch.arange(size) * stride
-    size = tensor.element_size()
-    return tensor.data_ptr() + places.unsqueeze(-1) * size + torch.arange(size)
 
 
 def refuse_negative(op: str, argument: str, tensor: Tensor) -> None:

@@ -29,7 +29,7 @@ func BenchmarkPack(b *testing.B) {
 					to := exactly(panels * width * form.Words(n) * dt.Accumulator().Size())
 					b.SetBytes(n * n) // so that this is elements a second
 					for b.Loop() {
-						packInto(e, cpu.Alone(), &cpu.Packing{Operand: &o, From: at(from), To: at(to), Smallest: smallest}, nil)
+						packInto(e, cpu.Alone(), &cpu.Packing{Operand: operands{&o}, From: addresses{at(from)}, To: at(to), Smallest: smallest}, nil)
 					}
 				})
 			}
@@ -68,7 +68,7 @@ func BenchmarkMultiply(b *testing.B) {
 		pack := func(left, width int64, rows, columns cpu.Axis) *cpu.Packing {
 			panels := (n + width - 1) / width
 			o := &cpu.Operand{Rows: rows, Columns: columns, Form: form, Width: width, Left: left, Count: n, Depth: n}
-			return &cpu.Packing{Operand: o, From: at(from), To: at(exactly(panels * width * units * sumSize)), Smallest: make([]int16, panels)}
+			return &cpu.Packing{Operand: operands{o}, From: addresses{at(from)}, To: at(exactly(panels * width * units * sumSize)), Smallest: make([]int16, panels)}
 		}
 		left := pack(1, leftWidth, axisOf(n, n*size), axisOf(n, size))
 		right := pack(0, rightWidth, axisOf(n, size), axisOf(n, n*size))

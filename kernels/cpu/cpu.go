@@ -64,6 +64,8 @@ const (
 	Block = 512
 	// StripPanels is the most panels of a strip.
 	StripPanels = 8
+	// MostPairs is the most pairs whose operands are packed together.
+	MostPairs = 4
 	// LeastExponents is the least sum of the exponents of two panels' smallest numbers for which
 	// the instruction for pairs multiplies them.
 	LeastExponents = 2*127 - 100
@@ -160,15 +162,17 @@ type Operand struct {
 	Form                     Form
 	Width, Left, Again       int64 // Left and Again are 0 or 1
 	Row, Count, First, Depth int64
+	Before, After            int64 // words of a panel that other pairs have
 }
 
-// Packing is an operand, nil if it is packed, where it lies and where its panels go. Smallest has
-// room for what is found out about each panel: of pairs and tiles of bfloat16 the exponent of its
-// smallest number; of float16's tiles zero if they cannot multiply it; else zero if a number is
-// denormal.
+// Packing is an operand of each pair that is packed, one behind the other, where they lie and where
+// their panels go: nil behind the last, and where all are packed. Smallest has room for what is
+// found out about each panel: of pairs and tiles of bfloat16 the exponent of its smallest number;
+// of float16's tiles zero if they cannot multiply it; else zero if a number is denormal.
 type Packing struct {
-	Operand  *Operand
-	From, To unsafe.Pointer
+	Operand  [MostPairs]*Operand
+	From     [MostPairs]unsafe.Pointer
+	To       unsafe.Pointer
 	Smallest []int16
 }
 

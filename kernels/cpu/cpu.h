@@ -31,6 +31,8 @@ enum {
   EPG_LEAST_EXPONENTS = 2 * 127 - 100,
   // EPG_PANELS is the most panels that are packed at a time.
   EPG_PANELS = 8,
+  // EPG_PAIRS is the most pairs whose operands are packed together.
+  EPG_PAIRS = 4,
 };
 
 // epg_kernel computes n elements, a multiple of EPG_GROUP, of contiguous operands. Absent outputs
@@ -63,11 +65,12 @@ typedef enum { EPG_FLOAT32, EPG_FLOAT64, EPG_BFLOAT16, EPG_FLOAT16, EPG_BFLOAT16
 // rows, whose elements (or pairs) at one depth are neighbours, but in tiles, and where the left
 // operand's panels are halves, one behind the other (gemm.h). Rows that are missing from the last
 // panel are zeros, or not there, by whole registers. `again` says that sums have been begun with
-// other parts, packed before to the same place.
+// other parts, packed before to the same place. Where several pairs are packed, a panel
+// has `before` words of the pairs before this one, and `after` words of those behind it.
 typedef struct {
   epg_axis rows, columns;
   int64_t form, width, left, again;
-  int64_t row, count, first, depth;
+  int64_t row, count, first, depth, before, after;
 } epg_operand;
 
 // epg_result is a matrix that is written. Strides are in bytes.

@@ -44,6 +44,7 @@ var (
 
 	_ [C.EPG_LEAST_EXPONENTS]struct{} = [LeastExponents]struct{}{}
 	_ [C.EPG_PANELS]struct{}          = [StripPanels]struct{}{}
+	_ [C.EPG_PAIRS]struct{}           = [MostPairs]struct{}{}
 
 	_ [C.sizeof_epg_loops]struct{}   = [unsafe.Sizeof(Loops{})]struct{}{}
 	_ [C.sizeof_epg_operand]struct{} = [unsafe.Sizeof(Operand{})]struct{}{}
@@ -126,7 +127,11 @@ func (c *Crew) c() *C.epg_crew { return (*C.epg_crew)(unsafe.Pointer(c)) }
 func (a *Addresses) c() C.epg_addresses { return *(*C.epg_addresses)(unsafe.Pointer(a)) }
 
 func (p *Packing) c() C.epg_packing {
-	return C.epg_packing{(*C.epg_operand)(unsafe.Pointer(p.Operand)), bytes(p.From), bytes(p.To), (*C.int16_t)(unsafe.SliceData(p.Smallest))}
+	c := C.epg_packing{to: bytes(p.To), smallest: (*C.int16_t)(unsafe.SliceData(p.Smallest))}
+	for i, o := range p.Operand {
+		c.operand[i], c.from[i] = (*C.epg_operand)(unsafe.Pointer(o)), bytes(p.From[i])
+	}
+	return c
 }
 
 // bytes is memory in which cgo need not look for pointers.

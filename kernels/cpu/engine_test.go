@@ -394,12 +394,18 @@ func pack(e *cpu.Engine, form cpu.Form, dt dtype.DType, rows, depth, layout, lef
 	units, count := form.Words(depth), (rows+width-1)/width
 	p := panels{exactly(count * width * units * dt.Accumulator().Size()), make([]int16, count)}
 	o := cpu.Operand{Rows: axisOf(rows, rowStep), Columns: axisOf(depth, depthStep), Form: form, Width: width, Left: left, Count: rows, Depth: depth}
-	packInto(e, cpu.Alone(), &cpu.Packing{Operand: &o, From: at(memory), To: at(p.bytes), Smallest: p.smallest}, nil)
+	packInto(e, cpu.Alone(), &cpu.Packing{Operand: operands{&o}, From: addresses{at(memory)}, To: at(p.bytes), Smallest: p.smallest}, nil)
 	return p
 }
 
 // whole is a block in one tile.
 var whole = cpu.Cut{Down: 1, Across: 1, RowUnit: 1, ColumnUnit: 1}
+
+// What is packed of a pair's operands.
+type (
+	operands  = [cpu.MostPairs]*cpu.Operand
+	addresses = [cpu.MostPairs]unsafe.Pointer
+)
 
 // packInto packs operands, nil if one is not to be packed, and multiplies nothing.
 func packInto(e *cpu.Engine, crew *cpu.Crew, left, right *cpu.Packing) {

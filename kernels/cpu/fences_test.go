@@ -133,8 +133,8 @@ func TestCrewsAmongFences(t *testing.T) {
 					lp, rp := (l.Count+lw-1)/lw, (r.Count+rw-1)/rw
 					end := random.IntN(2) == 0
 					to := func(panels, width int64) []byte { return fenced(t, panels*width*units*sumSize, end) }
-					left := &cpu.Packing{Operand: &l, From: at(lm), To: at(to(lp, lw)), Smallest: make([]int16, lp)}
-					right := &cpu.Packing{Operand: &r, From: at(rm), To: at(to(rp, rw)), Smallest: make([]int16, rp)}
+					left := &cpu.Packing{Operand: operands{&l}, From: addresses{at(lm)}, To: at(to(lp, lw)), Smallest: make([]int16, lp)}
+					right := &cpu.Packing{Operand: operands{&r}, From: addresses{at(rm)}, To: at(to(rp, rw)), Smallest: make([]int16, rp)}
 					share := func(members int64, call func(c *cpu.Crew)) {
 						crew := &cpu.Crew{Members: members}
 						var all sync.WaitGroup

@@ -25,6 +25,13 @@ INLINE int64_t axis_offset(const epg_axis *a, int64_t index) {
   return bytes;
 }
 
+// panel_units are the words of a panel, of all pairs that are packed together.
+INLINE int64_t panel_units(const epg_operand *p, int64_t per_unit) { return p->before + (p->depth + per_unit - 1) / per_unit + p->after; }
+
+// least_of_parts is what packing keeps of a panel (epg_engine.pack): the less of what it found
+// and, if other parts count too, of what it kept before.
+INLINE int16_t least_of_parts(int64_t too, int16_t before, int16_t found) { return too && before < found ? before : found; }
+
 // As many panels are packed side by side at most, each of as many rows.
 enum { side_by_side = 4, most_width = panel_registers * f_lanes };
 

@@ -153,10 +153,9 @@ INLINE void block_of_rows(const int terms, const int transposed, const char **li
 
 // smallest_of returns the number that packing keeps of a panel (epg_engine.pack). Sums of bfloat16
 // hold products of earlier parts of the depth too, so the smallest number of all parts counts.
-INLINE int16_t smallest_of(const int terms, const special *found, int again, int16_t before) {
-  if (terms == 2) return found->infinite ? not_for_amx : nothing_tiny;
-  const int16_t least = exponent_of_smallest(found->least);
-  return again && before < least ? before : least;
+INLINE int16_t smallest_of(const int terms, const special *found, const epg_operand *p, int16_t before) {
+  if (terms == 2) return least_of_parts(p->before, before, found->infinite ? not_for_amx : nothing_tiny);
+  return least_of_parts(p->again || p->before, before, exponent_of_smallest(found->least));
 }
 
 // pack_tiles packs n panels. Those whose rows are contiguous are packed side by side: what is read
@@ -165,6 +164,8 @@ INLINE int16_t smallest_of(const int terms, const special *found, int again, int
 INLINE void pack_tiles(const int terms, const int left, const int rows_contiguous, const int64_t n, const epg_operand *p, int64_t panel, const char *from,
                        char *to, int16_t *smallest) {
   const int64_t blocks = (p->depth + depth_of_tile - 1) / depth_of_tile;
+  const int64_t word_bytes = block_bytes / tile_words;  // of all rows
+  const int64_t panel_bytes = blocks * terms * block_bytes + (p->before + p->after) * word_bytes;
   const int transposed = left == rows_contiguous;
   _Alignas(64) char gathered[amx_width][64];
   const char *lines[amx_width];
@@ -176,7 +177,7 @@ INLINE void pack_tiles(const int terms, const int left, const int rows_contiguou
   }
   for (int64_t block = 0; block < blocks; block++) {
     for (int i = 0; i < n; i++) {
-      char *const at = to + ((panel + i) * blocks + block) * terms * block_bytes;
+      char *const at = to + (panel + i) * panel_bytes + p->before * word_bytes + block * terms * block_bytes;
       special seen = found[i];  // in registers: what is written is no part of it
       lines_of(rows_contiguous, p, r + i, block * depth_of_tile, lines, gathered);
       for (int64_t line = 0; !left && line < terms * block_bytes; line += 64) __builtin_prefetch(at + 2 * terms * block_bytes + line, 1);
@@ -187,7 +188,7 @@ INLINE void pack_tiles(const int terms, const int left, const int rows_contiguou
       found[i] = seen;
     }
   }
-  for (int i = 0; i < n; i++) smallest[panel + i] = smallest_of(terms, found + i, p->again, smallest[panel + i]);
+  for (int i = 0; i < n; i++) smallest[panel + i] = smallest_of(terms, found + i, p, smallest[panel + i]);
 }
 
 INLINE void pack_panels_of_tiles(const int terms, const int left, const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to,

@@ -11,9 +11,9 @@ INLINE void JOIN(pack_rows, FORM)(const int n, const int whole, const int left, 
   enum { lanes = R(lanes), per_unit = F(unit) };
   typedef R(real) T;
   const int step = left ? panel_height : width;
-  const int64_t units = (p->depth + per_unit - 1) / per_unit, row = panel * width, rest = p->count - row;
+  const int64_t units = panel_units(p, per_unit), row = panel * width, rest = p->count - row;
   _Alignas(64) char zeros[side_by_side * most_width * F(bytes)] = {0}, edge[per_unit][lanes * F(bytes)] = {0};
-  T *to_unit = (T *)to + panel * units * width + k * step;
+  T *to_unit = (T *)to + panel * units * width + (p->before + k) * step;
   F(found) seen[side_by_side];  // in registers: what is written is no part of it
   for (int i = 0; i < n; i++) seen[i] = found[i];
   for (; k < end; k++, to_unit += step) {
@@ -48,16 +48,16 @@ INLINE void JOIN(pack_squares, FORM)(const int left, const int width, const epg_
   enum { lanes = R(lanes), per_unit = F(unit) };
   typedef R(real) T;
   const int step = left ? panel_height : width;
-  const int64_t units = (p->depth + per_unit - 1) / per_unit;
+  const int64_t units = (p->depth + per_unit - 1) / per_unit, all = panel_units(p, per_unit);
   const int depth_contiguous = p->columns.rank == 1 && p->columns.strides[0] == F(bytes);
   _Alignas(64) char gathered[lanes][lanes * F(unit) * F(bytes)];
   const char *rows[most_width], *lines[lanes];
   const int64_t row = p->row + panel * width, rest = p->row + p->count - row, valid = rest < width ? rest : width;
   for (int i = 0; i < valid; i++) rows[i] = from + axis_offset(&p->rows, row + i) + (depth_contiguous ? p->first * F(bytes) : 0);
-  T *out = (T *)to + panel * width * units;
+  T *out = (T *)to + panel * width * all + p->before * step;
   F(found) seen = *found;
   for (int64_t k = 0; k < units; k += lanes, out += lanes * step) {
-    T *const second = out + units * step;
+    T *const second = out + all * step;
     const int64_t n = units - k < lanes ? units - k : lanes, first = k * per_unit;
     const int64_t elements = p->depth - first < lanes * per_unit ? p->depth - first : lanes * per_unit;
     // no kernel reads registers that are missing altogether
@@ -107,7 +107,7 @@ INLINE void JOIN(pack_panels, FORM)(const int left, const int width, const epg_o
   } else {
     for (int64_t i = 0; i < count; i++) JOIN(pack_squares, FORM)(left, width, p, panel + i, from, to, found + i);
   }
-  for (int64_t i = 0; i < count; i++) smallest[panel + i] = F(tell)(found[i]);
+  for (int64_t i = 0; i < count; i++) smallest[panel + i] = least_of_parts(p->before, smallest[panel + i], F(tell)(found[i]));
 }
 
 TARGET static void JOIN(pack, FORM)(const epg_operand *p, int64_t panel, int64_t count, const char *from, char *to, int16_t *smallest) {

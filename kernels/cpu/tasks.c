@@ -175,6 +175,10 @@ void epg_lift(const epg_engine *e, epg_crew *crew, int64_t form, char *at, int64
 }
 
 typedef struct {
+  int64_t first, count;
+} range;
+
+typedef struct {
   epg_packing of;
   int64_t panels, together, tasks;
 } packing;
@@ -183,15 +187,26 @@ typedef struct {
 static packing packing_of(epg_packing of, int by_strips, int64_t members) {
   // of a task at most; tasks of each thread, so that they end together
   enum { most_rows = 192, turns = 4 };
-  if (!of.operand || by_strips) return (packing){.of = of};
-  const int64_t width = of.operand->width, panels = divide_up(of.operand->count, width);
+  const epg_operand *const o = of.operand[0];
+  if (!o || by_strips) return (packing){.of = of};
+  const int64_t width = o->width, panels = divide_up(o->count, width);
   const int64_t together = least(least(EPG_PANELS, divide_up(most_rows, width)), divide_up(panels, turns * members));
   return (packing){of, panels, together, divide_up(panels, together)};
 }
 
+// pack packs panels of an operand's rows: the parts of all pairs, in their order.
+static void pack(const epg_engine *e, const epg_packing *p, range rows, int64_t panel, int64_t count) {
+  for (int i = 0; i < EPG_PAIRS && p->operand[i]; i++) {
+    epg_operand o = *p->operand[i];
+    o.row += rows.first;
+    o.count = rows.count;
+    e->pack(&o, panel, count, p->from[i], p->to, p->smallest);
+  }
+}
+
 static void pack_task(const epg_engine *e, const packing *p, int64_t task) {
   const int64_t panel = task * p->together;
-  e->pack(p->of.operand, panel, least(p->together, p->panels - panel), p->of.from, p->of.to, p->of.smallest);
+  pack(e, &p->of, (range){0, p->of.operand[0]->count}, panel, least(p->together, p->panels - panel));
 }
 
 typedef struct {
@@ -202,10 +217,6 @@ typedef struct {
   const epg_cut *cut;
   epg_memory memory;
 } product_job;
-
-typedef struct {
-  int64_t first, count;
-} range;
 
 // part is one of so many parts of n, as even as whole units are.
 static range part(int64_t n, int64_t unit, int64_t parts, int64_t number) {
@@ -254,14 +265,6 @@ static epg_panels panels_of(const product_job *j) {
 
 static void refuse(epg_crew *crew) { __atomic_store_n(&crew->refused, 1, __ATOMIC_RELAXED); }
 
-// pack_strip packs a strip's panels of one operand.
-static void pack_strip(const product_job *j, const epg_packing *side, range strip, char *to, int16_t *smallest) {
-  epg_operand o = *side->operand;
-  o.row += strip.first;
-  o.count = strip.count;
-  j->e->pack(&o, 0, divide_up(o.count, o.width), side->from, to, smallest);
-}
-
 static void multiply_task(const product_job *j, int64_t task, int64_t member) {
   const epg_cut *c = j->cut;
   const range rows = part(j->block->rows, c->row_unit, c->down, c->row_by_row ? task / c->across : task % c->down);
@@ -280,12 +283,15 @@ static void multiply_task(const product_job *j, int64_t task, int64_t member) {
   p.right_smallest += columns.first / j->e->right_width[t.form];
   int16_t smallest[EPG_PANELS];
   if (c->panels) {
-    char *const own = memory.sums + c->panels;
-    pack_strip(j, &j->side[!c->row_by_row].of, c->row_by_row ? rows : columns, own, smallest);
+    const range strip = c->row_by_row ? rows : columns;
+    epg_packing own = j->side[!c->row_by_row].of;
+    own.to = memory.sums + c->panels;
+    own.smallest = smallest;
+    pack(j->e, &own, strip, 0, divide_up(strip.count, own.operand[0]->width));
     if (c->row_by_row)
-      p.left = own, p.left_smallest = smallest;
+      p.left = own.to, p.left_smallest = smallest;
     else
-      p.right = own, p.right_smallest = smallest;
+      p.right = own.to, p.right_smallest = smallest;
     if (c->refuse && want_lift(j, &t, &p)) return refuse(j->crew);
   }
   j->e->multiply(&t, &p, &memory);

@@ -29,11 +29,12 @@ typedef struct {
 void epg_sum(const epg_engine *, epg_crew *, epg_kernel *, const epg_sums *, int64_t columns, const double *parameters, epg_addresses, epg_targets to,
              double *totals, int32_t *done);
 
-// epg_packing is an operand, NULL if it has been packed before, where it lies, where its panels go,
-// and what is found out about them (epg_engine.pack).
+// epg_packing is an operand of each pair that is packed, and where it lies; then NULL, and nothing
+// else if all have been packed before. Their panels go to `to`, one behind the other, and what is
+// found out about them to `smallest` (epg_engine.pack).
 typedef struct {
-  const epg_operand *operand;
-  const char *from;
+  const epg_operand *operand[EPG_PAIRS];
+  const char *from[EPG_PAIRS];
   char *to;
   int16_t *smallest;
 } epg_packing;

@@ -195,7 +195,7 @@ func TestPairsAreOneSum(t *testing.T) {
 		random := rand.New(rand.NewPCG(55, 89))
 		// Where the kernels, too, begin a part of the depth: all depths here have parts of 64.
 		const cut = 512
-		for turn, size := range [][3]int64{{5, 7, 525}, {37, 41, 900}, {1125, 3, cut}, {2, 1030, 1000}} {
+		for turn, size := range [][3]int64{{5, 7, 525}, {37, 41, 900}, {1125, 3, cut}, {2, 1030, 1000}, {9, 50, 4112}} {
 			for _, dt := range dtype.All() {
 				left := matrixOf(dt, size[0], size[2], turn%2 == 1, 0).fill(random.NormFloat64)
 				right, out := matrixOf(dt, size[2], size[1], turn%2 == 0, 1).fill(random.NormFloat64), matrixOf(dt, size[0], size[1], false, 2)
@@ -207,17 +207,68 @@ func TestPairsAreOneSum(t *testing.T) {
 				pair := func(start, length int64) backend.Pair {
 					return backend.Pair{A: part(left.view, 1, start, length), B: part(right.view, 0, start, length)}
 				}
+				// Empty pairs; pairs that are packed together; a little one behind a deep one; more
+				// of them than are packed together.
+				for _, ends := range [][]int64{{0, cut, cut}, {cut}, {size[2] - 16}, {32, 35, 99, 115, 119}} {
+					var pairs []backend.Pair
+					start := int64(0)
+					for _, end := range append(ends, size[2]) {
+						pairs = append(pairs, pair(start, end-start))
+						start = end
+					}
+					kernel, err := b.Select(&backend.GemmEpilogue{
+						Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dt},
+						A:      pairs[0].A, B: pairs[0].B, More: pairs[1:], Out: &out.view,
+					})
+					require.NoError(t, err)
+					require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), out.base()}, Threads: 1 + turn}))
+					require.True(t, out.guarded(), "memory around the result was written to")
+					check(t, left, right, out)
+					// gonum's sums follow the parts of the depth
+					if b.EngineName() != "go" && ends[len(ends)-1] == cut && size[2] <= 1000 {
+						require.Equal(t, multiply(t, b, left, right, 1).memory, out.memory, "%v: %v to %v", dt, size, ends)
+					}
+				}
+			}
+		}
+	})
+}
+
+// The items of a batch have their own second pair behind a first one that they share, and an item
+// has the same bits alone.
+func TestPairsOfABatch(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, b *cpu.Backend) {
+		random := rand.New(rand.NewPCG(89, 144))
+		const batch, rows, columns, depth, rank = 3, 1125, 50, 40, 5
+		for _, dt := range dtype.All() {
+			left, right := matrixOf(dt, rows, depth, false, 0).fill(random.NormFloat64), matrixOf(dt, depth, columns, true, 1).fill(random.NormFloat64)
+			narrow, wide := matrixOf(dt, batch*rows, rank, false, 2).fill(random.NormFloat64), matrixOf(dt, batch*rank, columns, false, 3).fill(random.NormFloat64)
+			run := func(first, items int64) []byte {
+				out := matrixOf(dt, items*rows, columns, false, 4)
+				item := func(of tensor.View, rows, stride int64) *tensor.View {
+					of.Offset += first * stride * dt.Size()
+					of.Shape, of.Strides = []int64{items, rows, of.Shape[1]}, append([]int64{stride}, of.Strides...)
+					return &of
+				}
+				outs := out.view
+				outs.Shape, outs.Strides = []int64{items, rows, columns}, append([]int64{rows * columns}, outs.Strides...)
 				kernel, err := b.Select(&backend.GemmEpilogue{
-					Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dt},
-					A:      pair(0, 0).A, B: pair(0, 0).B, More: []backend.Pair{pair(0, cut), pair(0, 0), pair(cut, size[2]-cut)}, Out: &out.view,
+					Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: dt}, BatchRank: 1,
+					A: item(left.view, rows, 0), B: item(right.view, depth, 0), Out: &outs,
+					More: []backend.Pair{{A: item(narrow.view, rows, rows*rank), B: item(wide.view, rank, rank*columns)}},
 				})
 				require.NoError(t, err)
-				require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), out.base()}, Threads: 1 + turn}))
+				bases := []unsafe.Pointer{left.base(), right.base(), narrow.base(), wide.base(), out.base()}
+				require.NoError(t, kernel.Run(&backend.Run{Bases: bases, Threads: 2}))
 				require.True(t, out.guarded(), "memory around the result was written to")
-				check(t, left, right, out)
-				if b.EngineName() != "go" { // gonum's sums follow the parts of the depth
-					require.Equal(t, multiply(t, b, left, right, 1).memory, out.memory, "%v: %v", dt, size)
-				}
+				return out.memory[guard : len(out.memory)-guard]
+			}
+			var alone []byte
+			for i := range int64(batch) {
+				alone = append(alone, run(i, 1)...)
+			}
+			if b.EngineName() != "go" { // gonum's sums follow the tile
+				require.Equal(t, alone, run(0, batch), "%v", dt)
 			}
 		}
 	})

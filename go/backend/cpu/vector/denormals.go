@@ -95,7 +95,7 @@ func (v *product) powers(p *packed) (left, right int64) {
 
 // smallest is the least exponent that packing found in the operand's panels (kernels.Packing).
 func (o *packedOperand) smallest(width int64) int16 {
-	return slices.Min(o.packing.Smallest[:divideUp(o.part.count, width)])
+	return slices.Min(o.packing.Smallest[:divideUp(o.parts[0].count, width)])
 }
 
 // liftOperand multiplies a packed operand by a power of two. Whatever it was lifted by before, it
@@ -157,12 +157,12 @@ func (v *product) registers(sums int64) int64 {
 // eachPanel visits an operand's packed panels. The last panel may lack whole registers: it is then
 // visited on its own.
 func (v *product) eachPanel(o *packedOperand, units int64, visit func(p *kernels.Panels) error) error {
-	width := o.operand.Width
+	width := o.operands[0].Width
 	bytes := width * units * v.sumSize
 	all := kernels.Panels{
-		Form: v.form, At: o.packing.To, Rows: divideUp(o.part.count, width), Bytes: bytes, Stride: bytes,
+		Form: v.form, At: o.packing.To, Rows: divideUp(o.parts[0].count, width), Bytes: bytes, Stride: bytes,
 	}
-	rest := v.registers(o.part.count % width)
+	rest := v.registers(o.parts[0].count % width)
 	if rest == 0 || rest == width*v.sumSize || v.form == kernels.BFloat16Tiles {
 		return visit(&all)
 	}

@@ -24,14 +24,14 @@ type packed struct {
 	tiles       tiling
 }
 
-// packedOperand is a part of an operand, in panels.
+// packedOperand is a part of an operand, in panels, and those of the pairs behind it.
 type packedOperand struct {
 	buffer
-	part    operandPart
-	operand kernels.Operand
-	packing kernels.Packing
-	lifted  int64 // the power of two that its numbers were multiplied by
-	largest int64 // exponent of the packed values, negative while unknown
+	parts    [kernels.MostPairs]operandPart
+	operands [kernels.MostPairs]kernels.Operand
+	packing  kernels.Packing
+	lifted   int64 // the power of two that its numbers were multiplied by
+	largest  int64 // exponent of the packed values, negative while unknown
 }
 
 // operandPart says which part of a product's operand that is: blocks in a row may need the same.
@@ -51,17 +51,27 @@ func (o *packedOperand) room(panels, bytes int64) (err error) {
 }
 
 // forget packs nothing.
-func (o *packedOperand) forget() { o.part, o.packing.Operand, o.lifted = operandPart{}, nil, 0 }
+func (o *packedOperand) forget() {
+	o.lifted = 0
+	clear(o.parts[:])
+	clear(o.packing.Operand[:])
+}
 
-// pack says which part is to be packed, unless it is packed.
-func (o *packedOperand) pack(r *backend.Run, m *layout.Matrix, item []int64, operand kernels.Operand) {
+// pack says which part of a pair is to be packed, behind those of the pairs before it, unless all
+// of them are packed.
+func (o *packedOperand) pack(r *backend.Run, pair int, m *layout.Matrix, item []int64, operand kernels.Operand) {
 	from := m.At(r, item)
 	part := operandPart{m, uintptr(from), operand.Row, operand.Count, operand.First, operand.Depth}
-	if o.packing.Operand = nil; o.part == part {
+	if pair == 0 {
+		clear(o.packing.Operand[:])
+	}
+	if o.packing.Operand[0] == nil && o.parts[pair] == part {
 		return
 	}
-	o.part, o.operand = part, operand
-	o.packing.Operand, o.packing.From = &o.operand, from
+	o.parts[pair], o.operands[pair], o.packing.From[pair] = part, operand, from
+	for i := range pair + 1 {
+		o.packing.Operand[i] = &o.operands[i]
+	}
 	o.lifted, o.largest = 0, -1
 }
 
@@ -136,7 +146,8 @@ func getPacked() *packed {
 
 // free puts it back, without the addresses: their memory may be given back, and become Go's.
 func (p *packed) free() {
-	p.left.packing.From, p.right.packing.From = nil, nil
+	clear(p.left.packing.From[:])
+	clear(p.right.packing.From[:])
 	p.tiles.out, p.tiles.pre, p.tiles.bias = nil, nil, nil
 	freePacked.Put(p)
 }

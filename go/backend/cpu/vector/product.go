@@ -20,6 +20,7 @@ const (
 	blockRows    = 1120
 	blockColumns = 1024
 	blockBytes   = 16 << 10 // of a packed row
+	spareDepth   = 8        // what part of blockBytes a row may have more, of further pairs
 	// tilesOfThread is how many tiles each thread has at least, if they can be cut, so that threads
 	// end together. Tiles are leastHigh panels high, if that is enough: the right operand's panels
 	// are read for each anew.
@@ -47,6 +48,8 @@ type product struct {
 	sumSize               int64
 	result                dtype.DType // of the stored result
 	next                  *product    // the next pair of a sum of products
+	behind                *product    // a pair before that, packed behind the last part of this one
+	pairs                 int         // packed together: this one and all behind it
 	exchanged             bool        // the operands are: sums are formed as if they were not
 	slowWithDenormals     bool        // the processor is
 	add, store            kernels.Kernel
@@ -76,7 +79,7 @@ var forms = map[dtype.DType][]kernels.Form{
 // product makes a product by the engine, or nil where an operand has too many dimensions.
 func (e *Engine) product(p *layout.Product) *product {
 	v := &product{
-		Product: p, engine: e.Engine, sumSize: p.DType.Accumulator().Size(), slowWithDenormals: e.SlowWithDenormals,
+		Product: p, pairs: 1, engine: e.Engine, sumSize: p.DType.Accumulator().Size(), slowWithDenormals: e.SlowWithDenormals,
 	}
 	for _, form := range forms[p.DType] {
 		if v.leftWidth, v.rightWidth = e.Widths(form); v.leftWidth > 0 {
@@ -97,8 +100,27 @@ func (e *Engine) product(p *layout.Product) *product {
 		if v.next = e.product(p.Next); v.next == nil {
 			return nil
 		}
+		if v.takes(v.next) {
+			v.behind, v.next, v.pairs = v.next, v.next.next, 1+v.next.pairs
+		}
 	}
 	return v
+}
+
+// takes tells that a pair, with those behind it, is packed behind the last part of this pair's
+// depth, and is one sum with it: where both are little deeper than a part may be.
+func (v *product) takes(next *product) bool {
+	most, parts := v.mostDepth(), v.rounds() > 0 && tensor.Elements(v.Summed) == 1 && next.rounds() == 1
+	depth := v.form.Depth(v.form.Words((v.Depth()-1)%most+1) + next.words())
+	return parts && depth <= most+most/spareDepth && next.pairs < kernels.MostPairs
+}
+
+// words are those that this pair and all behind it are packed in.
+func (v *product) words() int64 {
+	if v == nil {
+		return 0
+	}
+	return v.form.Words(v.Depth()) + v.behind.words()
 }
 
 // mostDepth is how much of the depth is packed at a time.
@@ -207,11 +229,11 @@ func (v *product) run(r *backend.Run, to *sink) error {
 func (v *product) reserve(p *packed, limit int64) error {
 	rows := divideUp(min(v.blockRows(), v.Left.Rows.Length), v.leftWidth) * v.leftWidth
 	columns := divideUp(min(blockColumns, v.Right.Rows.Length), v.leastWidth()) * v.leastWidth()
-	depth := int64(0)
+	units := int64(0)
 	for pair := v; pair != nil; pair = pair.next {
-		depth = max(depth, min(v.mostDepth(), pair.Depth()))
+		units = max(units, v.form.Words(min(v.mostDepth(), pair.Depth()))+pair.behind.words())
 	}
-	panel := v.form.Words(depth) * v.sumSize
+	panel := units * v.sumSize
 	if err := p.left.room(rows/v.leftWidth, v.leftWidth*panel); err != nil {
 		return err
 	}
@@ -278,7 +300,9 @@ func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limi
 			layout.Unravel(p.index[len(v.Kept):], v.Summed, round/parts)
 			round++
 		}
-		s.units = v.form.Words(s.depth)
+		if s.units = v.form.Words(s.depth); s.first+s.depth == pair.Depth() {
+			s.units += pair.behind.words()
+		}
 		if err := pair.packed(r, p, s, true, true); err != nil {
 			return err
 		}
@@ -289,8 +313,8 @@ func (v *product) compute(r *backend.Run, c blocks, number int64, to *sink, limi
 	return nil
 }
 
-// span is a part of the depth: its elements, and the words that they are packed in. It may be the
-// first one, whose sums begin, and the last, which ends them.
+// span is a part of the depth: its elements, and the words that they are packed in, with the pairs
+// behind. It may be the first one, whose sums begin, and the last, which ends them.
 type span struct {
 	first, depth, units int64
 	begins, ends        bool
@@ -300,14 +324,6 @@ type span struct {
 // whole.
 func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRight bool) error {
 	b := &p.block
-	left := kernels.Operand{
-		Rows: v.leftAxes[0], Columns: v.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(!s.begins),
-		Row: b.row, Count: b.rows, First: s.first, Depth: s.depth,
-	}
-	right := kernels.Operand{
-		Rows: v.rightAxes[0], Columns: v.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: truth(!s.begins),
-		Row: b.column, Count: b.columns, First: s.first, Depth: s.depth,
-	}
 	if wholeLeft {
 		if err := p.left.room(divideUp(b.rows, v.leftWidth), v.leftWidth*s.units*v.sumSize); err != nil {
 			return err
@@ -323,8 +339,23 @@ func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRigh
 		p.right.forget()
 		return nil
 	}
-	p.left.pack(r, v.Left, p.index, left)
-	p.right.pack(r, v.Right, p.index, right)
+	before := int64(0)
+	for i, pair := 0, v; before < s.units; i, pair = i+1, pair.behind {
+		if i > 0 {
+			s.first, s.depth = 0, pair.Depth()
+		}
+		words := v.form.Words(s.depth)
+		after := s.units - before - words
+		p.left.pack(r, i, pair.Left, p.index, kernels.Operand{
+			Rows: pair.leftAxes[0], Columns: pair.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(!s.begins),
+			Row: b.row, Count: b.rows, First: s.first, Depth: s.depth, Before: before, After: after,
+		})
+		p.right.pack(r, i, pair.Right, p.index, kernels.Operand{
+			Rows: pair.rightAxes[0], Columns: pair.rightAxes[1], Form: v.form, Width: v.rightWidth, Again: truth(!s.begins),
+			Row: b.column, Count: b.columns, First: s.first, Depth: s.depth, Before: before, After: after,
+		})
+		before += words
+	}
 	return nil
 }
 
@@ -362,7 +393,8 @@ func (v *product) multiply(r *backend.Run, to *sink, limit int, p *packed, s spa
 	if err != nil {
 		return err
 	}
-	p.left.packing.Operand, p.right.packing.Operand = nil, nil
+	clear(p.left.packing.Operand[:])
+	clear(p.right.packing.Operand[:])
 	t.Lifted, j.cut.Refuse = lifted, kernels.Never
 	_, err = j.share(tiles, limit, multiplying)
 	return err
@@ -409,7 +441,7 @@ func (v *product) strips(r *backend.Run, to *sink, limit int, p *packed) (done b
 	b.rows, b.columns = v.Left.Rows.Length, v.Right.Rows.Length
 	p.index = slices.Grow(p.index[:0], len(v.Kept)+len(v.Summed))[:len(v.Kept)+len(v.Summed)]
 	clear(p.index)
-	s := span{depth: v.Depth(), units: v.form.Words(v.Depth()), begins: true, ends: true}
+	s := span{depth: v.Depth(), units: v.words(), begins: true, ends: true}
 	v.prepare(r, to, p, s)
 	v.cutStrips(p, s, int64(limit))
 	if err := v.packed(r, p, s, c.RowByRow == 0, c.RowByRow == 1); err != nil {

@@ -53,7 +53,12 @@ class Case:
         """A model of one layer."""
         import transformers
 
-        sizes = {"hidden_size": self.features, "num_hidden_layers": 1, "vocab_size": 16, "num_attention_heads": 4}
+        sizes: dict[str, Any] = {
+            "hidden_size": self.features,
+            "num_hidden_layers": 1,
+            "vocab_size": 16,
+            "num_attention_heads": 4,
+        }
         if not self.experts:
             return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=self.hidden))
         sizes |= {"moe_intermediate_size": self.hidden, "num_experts": self.experts, "num_experts_per_tok": self.each}
@@ -63,7 +68,7 @@ class Case:
         """The contenders, with the same weights."""
         import peft
 
-        targets = {"target_modules": ["up_proj", "gate_proj", "down_proj"]}
+        targets: dict[str, Any] = {"target_modules": ["up_proj", "gate_proj", "down_proj"]}
         if self.experts:
             targets = {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
         torch.manual_seed(0)

@@ -99,7 +99,7 @@ static int write_key(const call_arguments *a, const uint8_t *wanted, memo_key *k
     if (append(k, &length, sizeof length) || append(k, names[i], length)) return -1;
   }
   /* Parameters are checked once for a geometry, but that a number may stand for an operand. */
-  const epg_operation *o = epg_operation_of(call.op);
+  const epg_operation *o = call.num_parameters ? epg_operation_of(call.op) : NULL;
   if (!(o && o->factor) && append(k, a->parameters, (size_t)call.num_parameters * sizeof *a->parameters)) return -1;
   for (int i = 0; i < call.num_inputs + call.num_outputs; i++) {
     const DLTensor *t = i < call.num_inputs ? a->inputs[i] : a->outputs[i - call.num_inputs];

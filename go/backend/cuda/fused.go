@@ -31,7 +31,7 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors)
 }
 
-// possiblyOnePass tells whether one kernel can do that.
+// possiblyOnePass tells whether one kernel can do that, however fast it is.
 func (b *builder) possiblyOnePass(whole *lower.Product) (o onePass, ok bool) {
 	if !b.dt.IsHalf() || b.blasAlone || !b.device.boxes {
 		return o, false

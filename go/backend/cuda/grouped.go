@@ -132,21 +132,21 @@ func (b *builder) multiplyGroups(p *lower.Product) {
 			pairs = append(pairs, backend.Pair{A: q.View(lower.Left, q.M, q.K), B: q.View(lower.Right, q.Batch, q.K, q.N)})
 		}
 		bias, out := p.View(lower.Bias, p.Batch, p.N), p.View(lower.Out, p.M, p.N)
-		inBoxes := b.groupedLinearSM90("none", bias, out, nil, ends, pairs...)
-		var rest []backend.Pair
-		if inBoxes == nil {
-			pairs, rest = pairs[:1], pairs[1:]
-			inBoxes = b.groupedLinearSM90("none", bias, out, nil, ends, pairs...)
-		}
-		b.either(inBoxes, func() {
-			b.plainProduct(pairs[0].A, pairs[0].B, bias, out, ends, false)
+		first := func() { b.plainProduct(pairs[0].A, pairs[0].B, bias, out, ends, false) }
+		further := func() {
 			for _, pair := range pairs[1:] {
 				b.plainProduct(pair.A, pair.B, nil, out, ends, true)
 			}
-		})
-		for _, pair := range rest {
-			b.plainProduct(pair.A, pair.B, nil, out, ends, true)
 		}
+		if whole := b.groupedLinearSM90("none", bias, out, nil, ends, pairs...); whole != nil {
+			b.either(whole, func() {
+				first()
+				further()
+			})
+			return
+		}
+		b.either(b.groupedLinearSM90("none", bias, out, nil, ends, pairs[0]), first)
+		further()
 		return
 	}
 	left, right, out := p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M)

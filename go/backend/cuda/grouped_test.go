@@ -150,19 +150,20 @@ func view(dt dtype.DType, shape ...int64) *tensor.View {
 	return &v
 }
 
-// hopper stands in for a device that has all kernels.
-func hopper() *device {
-	return &device{processors: 132, boxes: true, compiled: func(string) bool { return true }}
+// onHopper registers a backend whose device stands in for one that has all kernels.
+func onHopper(t *testing.T) *emulated {
+	b := newEmulated(t)
+	b.device = &device{processors: 132, boxes: true, compiled: func(string) bool { return true }}
+	backend.Register(b)
+	op.ClearCache()
+	t.Cleanup(op.ClearCache)
+	return b
 }
 
 // TestForwardReadsTokensInPlace: beside a hidden row of each slot, forward has 1024 columns of the
 // rows that it combines, unless it copies tokens. All else is at most a tenth of that.
 func TestForwardReadsTokensInPlace(t *testing.T) {
-	b := newEmulated(t)
-	b.device = hopper()
-	backend.Register(b)
-	op.ClearCache()
-	defer op.ClearCache()
+	b := onHopper(t)
 	const groups, tokens, each = 64, 8192, 8
 	for _, c := range []struct {
 		kind                      string
@@ -193,11 +194,7 @@ func TestForwardReadsTokensInPlace(t *testing.T) {
 // shorter, the row of a preactivation. That holds whether the preactivation was saved or not. All
 // else is at most a tenth of that.
 func TestWorkspaceOfExperts(t *testing.T) {
-	b := newEmulated(t)
-	b.device = hopper()
-	backend.Register(b)
-	op.ClearCache()
-	defer op.ClearCache()
+	b := onHopper(t)
 	for _, c := range []struct {
 		name                                   string
 		groups, features, hidden, tokens, each int64

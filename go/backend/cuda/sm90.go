@@ -175,7 +175,7 @@ func (l *productLaunch) add(b *builder, function string) {
 	p.address(l.ends)
 	p.address(l.tokens)
 	p.address(l.pairs[0].rows.view)
-	p.int64(l.pairs[0].rows.rowStride / boxUnit)
+	p.sizes(l.pairs[0].rows.rowStride/boxUnit, 0) // and a gap
 	for _, v := range []*tensor.View{l.biases[0], l.biases[1], l.scales, l.rowSums, l.columnSums} {
 		p.address(v)
 	}

@@ -3,7 +3,7 @@
 //
 //   grouped_ends                       ends of offsets that may make no sense
 //   grouped_route_rank, _scan, _place  a stable sort of slots by their experts
-//   grouped_tokens                     the tokens whose slots have places
+//   grouped_tokens                     the token of each place
 //   grouped_scatter_<bytes>            rows of tokens to the places of their slots
 //   grouped_combine_<dtype>            rows at the places of a token's slots, scaled and added up
 //   grouped_scale_gradient_<dtype>     gradients of the scales
@@ -182,7 +182,7 @@ __device__ __forceinline__ void place(const Route &p) {
   }
 }
 
-// Tokens are the parameters of grouped_tokens.
+// Tokens are the parameters of grouped_tokens. Those behind the last place are not written.
 struct Tokens {
   const int32_t *places;
   int32_t *tokens;  // [slots]

@@ -25,7 +25,7 @@ constexpr int forth_and_back = -1;
 //   left      [pair] the weight, box {64, 64, 1}, or {64, 128, 1} of a dense layer's single weight
 //             that is nt; of halves [0] is the value's and [1] the gate's
 //   right     [pair] x, ragged, box {64, 64, 1, 1}, or {64, tile_right, 1, 1} of a dense layer;
-//             not used where there are tokens
+//             with tokens it is only looked at by the host, for x's alignment
 //   inputs    ragged, box {64, box_rows, 1, 1}
 //   outputs   likewise
 //
@@ -56,7 +56,7 @@ struct ProductParameters {
   TensorMap left[most_pairs][2], right[most_pairs], inputs[2], outputs[3];
   const int32_t *ends;                 // [groups], not falling; null: a dense layer
   const int32_t *tokens;               // [rows], where each row is in x; null: in its place
-  const void *x;                       // of the first pair, where there are tokens
+  const void *x;                       // of the first pair, read where there are tokens
   uint32_t x_stride;                   // from one row of it to the next one, in 16 bytes
   const void *biases[2];               // [groups, columns] each, or null
   const float *scales;                 // [rows], or null: ones

@@ -8,7 +8,7 @@ runner is that of ``python -m epigrad bench`` (`epigrad.cli.runner`). In reading
     cuda_rows   what they are
     webgpu      operations on arrays of an adapter
     models      training steps of models, also by Liger and as CUDA graphs
-    experts     transformers' own mixtures of experts, also by SonicMoE
+    experts     transformers' own mixtures of experts, and SonicMoE's shapes
     lora        blocks and experts with LoRA, beside PEFT's own
     sonicmoe    its experts as one of transformers' implementations
     ways        the ways to compute products with epilogues on Hopper

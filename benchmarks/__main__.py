@@ -23,12 +23,15 @@ SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "webgpu": webgpu.subject,
     "models": models.subject,
     "experts": experts.subject,
+    "sonicmoe": experts.subject_beside_sonicmoe,
     "lora": lora.subject,
     "ways": ways.subject,
     "invariance": invariance.subject,
 }
 # What a subject needs; models, experts and lora take a GPU where there is one.
-DEVICES = dict.fromkeys(("models", "experts", "lora"), "cpu") | {"ways": "cuda", "invariance": "cuda"}
+DEVICES = dict.fromkeys(("models", "experts", "lora"), "cpu") | dict.fromkeys(
+    ("sonicmoe", "ways", "invariance"), "cuda"
+)
 _EPILOG = """\
 examples:
   python -m benchmarks --json docs/results --plot docs/results    cpu, cuda and webgpu, those that are here

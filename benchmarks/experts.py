@@ -1,10 +1,14 @@
-"""The table of ``python -m benchmarks experts``: mixtures of experts, forward and backward.
+"""The tables of ``python -m benchmarks experts`` and ``sonicmoe``: mixtures of experts, forward and
+backward.
 
 The experts are transformers' own modules, of the sizes of three models. Implementations take turns:
 epigrad's, transformers' ``grouped_mm`` and ``eager``, and SonicMoE's where it is installed and
 computes such experts; and with them the floor, six dense products of as many rows and columns by
 `torch.mm`. The routing is given: each token's experts are drawn without
 repetition, all alike or with Zipf's weights.
+
+The table ``sonicmoe`` has the shapes that SonicMoE publishes, without ``eager``, and SonicMoE with
+tuned products too.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -82,6 +87,20 @@ class Case:
 
 MODELS = {"qwen3-30b-a3b": "Qwen3Moe", "gpt-oss-20b": "GptOss", "mixtral-like": "Mixtral"}
 CASES = {name: Case(model, *bench.EXPERTS[name]) for name, model in MODELS.items()}
+# Tokens, features, hidden features, experts, and experts of a token: a row of each of CASES, and of
+# figure 13 of https://arxiv.org/abs/2512.14080.
+_SHAPES = (
+    (8192, 2048, 768, 128, 8),
+    *((24576, 1536, *fine) for fine in ((256, 128, 8), (512, 64, 4), (1024, 32, 2))),
+    *((32768, 4096, *fine) for fine in ((256, 256, 16), (512, 128, 8), (1024, 64, 4))),
+    *((40960, 768, *fine) for fine in ((256, 128, 8), (512, 64, 4), (1024, 32, 2))),
+    (4096, 4096, 14336, 8, 2),
+    (8192, 2880, 2880, 32, 4),
+)
+SHAPES = {
+    f"{tokens}x{features}, {hidden}, {experts}, {each}": Case("Qwen3Moe", experts, features, hidden, tokens, each)
+    for tokens, features, hidden, experts, each in _SHAPES
+}
 
 
 def route(case: Case, routing: str, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -97,7 +116,9 @@ def route(case: Case, routing: str, device: torch.device) -> tuple[Tensor, Tenso
     return index.to(device), values.softmax(1).to(device, torch.float32)
 
 
-def measure(case: Case, dtype: torch.dtype, routing: str, device: torch.device, seconds: float) -> Iterator[Row]:
+def measure(
+    case: Case, dtype: torch.dtype, routing: str, device: torch.device, beside_sonicmoe: bool, seconds: float
+) -> Iterator[Row]:
     """A row for each implementation and for the floor."""
     torch.manual_seed(0)
     module: Any = case.make(device, dtype)
@@ -113,16 +134,18 @@ def measure(case: Case, dtype: torch.dtype, routing: str, device: torch.device, 
         out: Tensor = module(x, index, scale)
         return out
 
-    implementations: tuple[str, ...] = IMPLEMENTATIONS
+    implementations = tuple(name for name in IMPLEMENTATIONS if not (beside_sonicmoe and name == "eager"))
     if sonicmoe.takes(module, x):
-        sonicmoe.register()
-        implementations += (sonicmoe.NAME,)
+        implementations += sonicmoe.register(tunes=beside_sonicmoe)
     ways = {name: Candidate(partial(forward, name), asking) for name in implementations}
     rows: dict[str, Row] = {}
     reference: list[Tensor] = []
     for name, way in ways.items():
+        begin = time.perf_counter()
         found = way.step(grad)
-        rows[name] = {"size": str(case), "implementation": name}
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        rows[name] = {"size": str(case), "implementation": name, "first": time.perf_counter() - begin}
         if reference:
             rows[name]["difference"], right = _difference(names, found, reference)
             if not right:
@@ -136,11 +159,12 @@ def measure(case: Case, dtype: torch.dtype, routing: str, device: torch.device, 
             rows[name]["peak"] = memory["peak"] - weights  # their gradients are no extra
     rows[FLOOR] = {"size": str(case), "implementation": FLOOR}
     steps = {name: partial(way.step, grad) for name, way in ways.items()}
-    timings = (interleaved_on_cuda if device.type == "cuda" else interleaved)(
-        {**steps, FLOOR: _floor(case, device, dtype)}, seconds
-    )
+    turns = interleaved_on_cuda if device.type == "cuda" else interleaved
+    timings = turns({**steps, FLOOR: _floor(case, device, dtype)}, seconds)
+    forwards = {name: way.forward for name, way in ways.items()}
+    of_forward = turns({**forwards, FLOOR: _floor(case, device, dtype, 2)}, seconds / 2)
     for name, row in rows.items():
-        row["time"] = asdict(timings[name])
+        row["time"], row["forward"] = asdict(timings[name]), asdict(of_forward[name])
         for ratio, other in (("ratio_to_floor", FLOOR), ("ratio", OTHER)):
             row[ratio] = timings[name].median / timings[other].median
         yield row
@@ -165,8 +189,9 @@ def _difference(names: Sequence[str], got: Sequence[Tensor], wanted: Sequence[Te
     return float(torch.stack(distances).max()), all(right)
 
 
-def _floor(case: Case, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Six dense products of equal size: forward, and both gradients of either layer."""
+def _floor(case: Case, device: torch.device, dtype: torch.dtype, count: int = 6) -> Callable[[], object]:
+    """Six dense products of equal size: forward, which are the first two, and both gradients of
+    either layer."""
     slots = case.tokens * case.each
 
     def drawn(*shape: int) -> Tensor:
@@ -178,7 +203,7 @@ def _floor(case: Case, device: torch.device, dtype: torch.dtype) -> Callable[[],
 
     def products() -> None:
         pairs = ((x, w_in.t()), (hidden, w_out.t()), (x, w_out), (x.t(), hidden), (pre, w_in), (pre.t(), x))
-        for (left, right), out in zip(pairs, results, strict=True):
+        for (left, right), out in zip(pairs[:count], results, strict=False):
             torch.mm(left, right, out=out)
 
     return products
@@ -188,36 +213,55 @@ def _mebibytes(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
 
 
-def subject(args: argparse.Namespace) -> Record:
+def subject(args: argparse.Namespace, beside_sonicmoe: bool = False) -> Record:
     """The table of a device's mixtures."""
+    name = "sonicmoe" if beside_sonicmoe else "experts"
     if importlib.util.find_spec("transformers") is None:
-        args.error("experts: they are transformers' own, which is not installed: pip install transformers")
+        args.error(f"{name}: they are transformers' own, which is not installed: pip install transformers")
     importlib.import_module("epigrad.integrations.transformers").register_experts()
     on_cuda = args.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
     dtypes = args.dtypes or (("bfloat16",) if on_cuda else ("float32", "bfloat16"))
+    cases, routings = (SHAPES, ROUTINGS[:1]) if beside_sonicmoe else (CASES, ROUTINGS)
     return Record(
-        slug="experts",
+        slug=name,
         device=machine.name(device),
-        unit="seconds of forward and backward: median, quartiles, fastest; kept, peak: bytes",
+        unit=(
+            "seconds of forward and backward, and of forward: median, quartiles, fastest; first: seconds of the first "
+            "call; kept, peak: bytes"
+        ),
         title="Experts: median time and half the distance of the quartiles",
         tasks=[
             Task(
                 f"{name} {dtype} {routing}",
                 {"case": name, "dtype": dtype, "routing": routing},
-                partial(measure, case if on_cuda else case.smaller(), getattr(torch, dtype), routing, device),
+                partial(
+                    measure,
+                    case if on_cuda else case.smaller(),
+                    getattr(torch, dtype),
+                    routing,
+                    device,
+                    beside_sonicmoe,
+                ),
             )
-            for (name, case), dtype, routing in itertools.product(CASES.items(), dtypes, ROUTINGS)
+            for (name, case), dtype, routing in itertools.product(cases.items(), dtypes, routings)
         ],
         names={"case": "experts", "dtype": "dtype", "routing": "routing", "implementation": "implementation"},
         columns={
             "time": ("forward + backward", told),
+            "forward": ("forward", told),
             "ratio_to_floor": ("/floor", "{:.3f}".format),
             "ratio": ("/grouped_mm", "{:.3f}".format),
             "kept": ("kept", _mebibytes),
             "peak": ("peak", _mebibytes),
+            "first": ("first call", "{:.2f} s".format),
         },
         seconds=1.0 if args.quick else 4.0,
         facts={**machine.facts(device), "libraries": _libraries()},
         picture=pictures.draw_experts,
     )
+
+
+def subject_beside_sonicmoe(args: argparse.Namespace) -> Record:
+    """The table of the shapes that SonicMoE publishes."""
+    return subject(args, beside_sonicmoe=True)

@@ -2,7 +2,8 @@
 
 transformers' own way to SonicMoE downloads it and sends each token to a number of experts that may
 differ. This one takes the package `sonic-moe` and the kernels of a fixed number, which are faster.
-QuACK multiplies with its default configurations: to tune takes it minutes for each product.
+QuACK multiplies with its default configurations, or tunes each product. That takes it minutes, so
+it has a choice of four configurations.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NAME", "register", "takes"]
+__all__ = ["NAME", "TUNED", "register", "takes"]
 
-NAME = "sonic-moe"
+NAME, TUNED = "sonic-moe", "sonic-moe tuned"
+TILES = {(128, 192, True), (256, 128, False), (128, 256, False), (256, 192, False)}
+"""Rows, columns, and whether two tiles take turns, of the configurations that tuning tries. The
+first is the default one."""
+PRODUCTS = ("gemm", "gemm_gated", "gemm_dgated")
 
 
 def takes(module: nn.Module, x: Tensor) -> bool:
@@ -30,19 +35,36 @@ def takes(module: nn.Module, x: Tensor) -> bool:
     )
 
 
-def register() -> None:
-    """Make it an experts implementation of transformers."""
+def register(tunes: bool = False) -> tuple[str, ...]:
+    """Make it experts implementations of transformers, one or both, and return their names."""
+    configurations: Any = importlib.import_module("quack.gemm_config")
+    every = configurations.get_all_configs
+    configurations.get_all_configs = lambda *args, **options: [
+        each
+        for each in every(*args, **options)
+        if (each.tile_m, each.tile_n, each.pingpong) in TILES and each.cluster_m == 2 and not each.swap_ab
+    ]
+    names = (NAME, TUNED) if tunes else (NAME,)
+    for name in names:
+        registry = importlib.import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
+        registry.register(name, functools.partial(_forward, name == TUNED))
+    return names
+
+
+def _choose(tuned: bool) -> None:
+    """Have the products of forward, and of the backward that follows, tuned or not."""
+    interface = importlib.import_module("quack.gemm_interface")
     for part in ("forward", "backward"):
         module = importlib.import_module(f"sonicmoe.functional.{part}")
-        for name in ("gemm", "gemm_gated", "gemm_dgated"):
+        for name in PRODUCTS:
             if hasattr(module, name):
-                setattr(module, name, functools.partial(getattr(module, name), tuned=False))
-    importlib.import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS.register(NAME, _forward)
+                setattr(module, name, functools.partial(getattr(interface, name), tuned=tuned))
 
 
-def _forward(module: Any, x: Tensor, index: Tensor, scale: Tensor) -> Tensor:
+def _forward(tuned: bool, module: Any, x: Tensor, index: Tensor, scale: Tensor) -> Tensor:
     """What transformers calls: experts of a module that has both halves of its gate in one
     weight."""
+    _choose(tuned)
     sonic = importlib.import_module("sonicmoe.functional")
     activation = importlib.import_module("sonicmoe.enums").ActivationType.SWIGLU
     tokens, each = index.shape

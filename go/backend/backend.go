@@ -124,6 +124,13 @@ type HostBackend interface {
 	TakesHostMemory() bool
 }
 
+// TokenReader is a Backend that can say whether a mixture of groups with so many hidden features
+// reads the rows of tokens where they lie (GroupedLayer with Places). Others copy them first.
+type TokenReader interface {
+	Backend
+	ReadsTokens(h Header, features int64, backward bool) bool
+}
+
 // Keeper is a Backend whose tensors are in memory that it gave out itself, by addresses that mean
 // nothing elsewhere.
 type Keeper interface {

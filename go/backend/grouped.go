@@ -118,11 +118,14 @@ type GroupedLayer struct {
 //
 //	out[t] = sum over j of scale[t, j] (input[places[t, j]] weight[e]ᵀ + bias[e])
 //
-// Input is [t j, k], Weight [e, n, k], Bias [e, n] or nil, and Out [t, n].
+// Input is [t j, k], Weight [e, n, k], Bias [e, n] or nil, and Out [t, n]. Scale may be nil, which
+// is ones. A lean one has few of its rows' columns in memory at a time: the call has no other
+// tensor of all of them.
 type CombinedLayer struct {
 	Header
 	Input, Weight, Bias, Places, Scale *tensor.View
 	Out                                *tensor.View
+	Lean                               bool
 }
 
 // GroupedHiddenBackward is the backward of a layer's input that was a hidden activation, whose
@@ -136,11 +139,12 @@ type CombinedLayer struct {
 // and GradBias[e] is the sum over the group's rows of grad_pre, before it is rounded; a run may add
 // to it. Shapes are as in GroupedLayer: GradOutput [rows, k], Weight [e, k, h], Preactivation
 // [rows, h] or [rows, 2h], and Scales and Sums [rows] in the accumulator's dtype. Results are nil
-// where they are not wanted.
+// where they are not wanted. With Places [t, j], GradOutput is of tokens, as Input of GroupedLayer.
 type GroupedHiddenBackward struct {
 	Header
 	GradOutput, Weight, Preactivation, Scales *tensor.View
 	More                                      []Pair
+	Places                                    *tensor.View
 	GradPreactivation, Out, Sums, GradBias    *tensor.View
 	Halves                                    func(v *tensor.View) (value, gate *tensor.View)
 }
@@ -157,9 +161,13 @@ type GroupedHiddenBackward struct {
 // Scales [rows], in the accumulator's dtype, are ones where they are nil; only layers without an
 // activation have some. A group without rows has gradients 0. Runs that accumulate add to
 // GradWeight and GradBias. With Rest, rows of GradInput of no group become 0.
+//
+// With Places [t, j], Input is of tokens, as that of GroupedLayer, and GradWeight is all that is
+// wanted. With GradPlaces, GradOutput is of tokens, and GradInput is not wanted.
 type GroupedLayerBackward struct {
 	Header
 	GradOutput, Input, Weight, Bias *tensor.View
+	Places, GradPlaces              *tensor.View
 	Preactivation, Scales           *tensor.View
 	GradInput, GradWeight, GradBias *tensor.View
 	Rest                            bool

@@ -176,9 +176,8 @@ func (r *routing) form(w *region, pre, hidden, rows *tensor.View, rest ...*tenso
 	if hidden == nil {
 		h = h.Plain(h.Op)
 	}
-	layer := &backend.GroupedLayer{Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Out: hidden, Preactivation: pre, Rest: rest}
-	if hidden != nil {
-		layer.Halves = r.halves
+	layer := &backend.GroupedLayer{
+		Header: h, Input: rows, Weight: r.weightIn, Bias: r.biasIn, Out: hidden, Preactivation: pre, Halves: r.halves, Rest: rest,
 	}
 	if rows == nil {
 		layer.Input, layer.Places = r.input, r.places
@@ -194,63 +193,101 @@ func (r *routing) combine(w *region, hidden, rows, out *tensor.View) []backend.P
 	if rows == nil {
 		return []backend.Problem{&backend.CombinedLayer{
 			Header: h, Input: hidden, Weight: r.weightOut, Bias: r.biasOut, Places: r.places, Scale: r.scale, Out: out,
+			Lean: w.readsTokens(h, r.hidden[1], false),
 		}}
 	}
 	layer := &backend.GroupedLayer{Header: h, Input: hidden, Weight: r.weightOut, Bias: r.biasOut, Out: rows}
 	return append(groupedProblems(r.out, layer, w), &backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Scale: r.scale, Out: out})
 }
 
-// within is a contiguous tensor in the memory of an output that is written later; nil where that is
-// not there, has gaps, or is too small.
-func within(output *tensor.View, dt dtype.DType, shape []int64) *tensor.View {
-	if output == nil {
+// spare is the memory of an output that is written later. Tensors lie there until then, as long as
+// there is room, and else in the region.
+type spare struct {
+	output *tensor.View // nil where there is none
+	used   int64        // bytes
+	region *region
+}
+
+func (s *spare) view(shape []int64) *tensor.View {
+	v := s.within(shape)
+	if v == nil {
+		return s.region.view(shape)
+	}
+	s.used += aligned256(v.Numel() * v.DType.Size())
+	return v
+}
+
+// within is a contiguous tensor in the output; nil where that has gaps, or too little room.
+func (s *spare) within(shape []int64) *tensor.View {
+	if s.output == nil {
 		return nil
 	}
-	low, high, err := output.Extent()
-	bytes := output.Numel() * output.DType.Size()
-	if err != nil || low != 0 || high != bytes || tensor.Elements(shape)*dt.Size() > bytes {
+	low, high, err := s.output.Extent()
+	bytes := s.output.Numel() * s.output.DType.Size()
+	if err != nil || low != 0 || high != bytes || s.used+tensor.Elements(shape)*s.region.dt.Size() > bytes {
 		return nil
 	}
 	return &tensor.View{
-		Operand: output.Operand, DType: dt, Device: output.Device, Offset: output.Offset, Shape: shape, Strides: tensor.ContiguousStrides(shape),
+		Operand: s.output.Operand, DType: s.region.dt, Device: s.output.Device, Offset: s.output.Offset + s.used,
+		Shape: shape, Strides: tensor.ContiguousStrides(shape),
 	}
 }
 
-// ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows has those of
-// the gradient to the input first, then those of the input.
+// slots are rows of slots, or where there are none, those of tokens with their places.
+func (r *routing) slots(rows, tokens *tensor.View) (operand, places *tensor.View) {
+	if rows != nil {
+		return rows, nil
+	}
+	return tokens, r.places
+}
+
+// ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows, if there
+// are some, have those of the gradient to the input first. Then they have those of the input, if
+// they are the region's: others may lie in the gradient of the weight.
 func (r *routing) ofLayerIn(w *region, t *term, rows, gradInput, gradWeight *tensor.View) (problems []backend.Problem) {
 	h := r.grouped.Plain(r.grouped.Op)
-	if gradInput != nil {
+	add := func(p ...backend.Problem) { problems = append(problems, p...) }
+	switch {
+	case gradInput == nil:
+	case rows == nil:
+		add(&backend.CombinedLayer{Header: h, Input: t.grad, Weight: exchanged(t.weight), Places: r.places, Out: gradInput, Lean: true})
+	default:
 		if t.adapter.given() {
-			problems = toInput([]*term{t}, h, w, rows)
+			add(toInput([]*term{t}, h, w, rows)...)
 		} else {
-			problems = append(problems, &backend.GroupedLayerBackward{Header: h, GradOutput: t.grad, Weight: t.weight, GradInput: rows})
+			add(&backend.GroupedLayerBackward{Header: h, GradOutput: t.grad, Weight: t.weight, GradInput: rows})
 		}
-		problems = append(problems, &backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Out: gradInput})
+		add(&backend.CombineRows{Header: r.header, Input: rows, Places: r.places, Out: gradInput})
 	}
-	if gradWeight != nil || t.gradA != nil || t.gradB != nil {
-		problems = append(problems, &backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows})
+	if !w.holds(rows) {
+		rows = nil
+	} else if gradWeight != nil || t.gradA != nil || t.gradB != nil {
+		add(&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows})
 	}
 	if gradWeight != nil {
-		problems = append(problems, &backend.GroupedLayerBackward{Header: h, GradOutput: t.grad, Input: rows, Weight: t.weight, GradWeight: gradWeight})
+		input, places := r.slots(rows, r.input)
+		add(&backend.GroupedLayerBackward{Header: h, GradOutput: t.grad, Input: input, Places: places, Weight: t.weight, GradWeight: gradWeight})
 	}
 	return append(problems, t.gradients(h, w, rows)...)
 }
 
-// ofLayerOut makes the gradients of the second layer's weight and bias, of the rows of grad_output
-// and of the scaled hidden activation.
-func (r *routing) ofLayerOut(w *region, t *term, hidden, scales, gradWeight, gradBias *tensor.View) (problems []backend.Problem) {
+// ofLayerOut makes the gradients of the second layer's weight and bias, of the rows of grad_output,
+// if there are some, and of the scaled hidden activation.
+func (r *routing) ofLayerOut(w *region, t *term, grad, hidden, scales, gradWeight, gradBias *tensor.View) (problems []backend.Problem) {
 	h := r.grouped.Plain(r.grouped.Op)
 	if gradWeight != nil || gradBias != nil {
+		gradOutput, places := r.slots(t.grad, grad)
 		problems = append(problems, &backend.GroupedLayerBackward{
-			Header: h, GradOutput: t.grad, Input: hidden, Weight: t.weight, Scales: scales, GradWeight: gradWeight, GradBias: gradBias,
+			Header: h, GradOutput: gradOutput, GradPlaces: places, Input: hidden, Weight: t.weight, Scales: scales, GradWeight: gradWeight, GradBias: gradBias,
 		})
 	}
 	return append(problems, t.gradients(h, w, hidden)...)
 }
 
 // expertsBackwardProblems are in an order in which one tensor has the rows of all slots in turns:
-// of grad_output, of the gradient to the input, and of the input.
+// of grad_output, of the gradient to the input, and of the input. There is none where the backend
+// reads tokens where they lie. It is the region's where there are adapters, and else lies in the
+// gradient of weight_in.
 //
 // The weight's gradient that is formed last has in its memory what only the other one needs: the
 // hidden activation in the gradient of weight_in, or the preactivation's gradient in that of
@@ -263,51 +300,56 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 	grad, pre := c.input(0), c.input(8)
 	gradInput, gradScale, gradWeightIn, gradBiasIn, gradWeightOut, gradBiasOut := c.output(0), c.output(1), c.output(2), c.output(3), c.output(4), c.output(5)
 	in := &term{weight: m.weightIn, adapter: r.in, gradA: c.output(6), gradB: c.output(7)}
-	problems, rows := r.route(), w.view(m.rows())
+	out := &term{weight: m.weightOut, adapter: r.out, gradA: c.output(8), gradB: c.output(9)}
+	problems := r.route()
 	add := func(p ...backend.Problem) { problems = append(problems, p...) }
-	out := &term{grad: rows, weight: m.weightOut, adapter: r.out, gradA: c.output(8), gradB: c.output(9)}
 	products := gradInput != nil || gradWeightIn != nil || in.gradA != nil || in.gradB != nil
 	ofHidden := gradWeightOut != nil || out.gradA != nil || out.gradB != nil
 	through := products || gradBiasIn != nil || gradScale != nil || ofHidden
-	lent := func(gradient *tensor.View, shape []int64) *tensor.View {
-		if c.Accumulate {
-			return nil
-		}
-		return within(gradient, h.DType, shape)
+	untilIn, untilOut := &spare{region: w}, &spare{region: w}
+	if !c.Accumulate {
+		untilIn.output, untilOut.output = gradWeightIn, gradWeightOut
 	}
-	memory := func(gradient *tensor.View, shape []int64) *tensor.View {
-		if v := lent(gradient, shape); v != nil {
-			return v
-		}
-		return w.view(shape)
+	outLast := products && m.halves != nil && m.hidden[1] >= m.rows()[1] && untilOut.within(m.pre) != nil
+	var rows *tensor.View
+	switch {
+	case r.in.given() || r.out.given():
+		rows = w.view(m.rows())
+	case !w.readsTokens(h, m.hidden[1], true):
+		rows = untilIn.view(m.rows())
 	}
-	outLast := products && m.halves != nil && m.hidden[1] >= m.rows()[1] && lent(gradWeightOut, m.pre) != nil
+	out.grad = rows
 	if pre == nil && through {
-		formedFirst := gradWeightOut
 		if outLast {
-			formedFirst = gradWeightIn
+			pre = untilIn.view(m.pre)
+		} else {
+			pre = untilOut.view(m.pre)
 		}
-		pre = memory(formedFirst, m.pre)
 		add(r.form(w, pre, nil, rows)...)
 	}
 	scales := w.typed(h.DType.Accumulator(), m.pre[:1])
-	add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Scale: m.scale, Out: rows, Scales: scales})
+	scatter := &backend.ScatterRows{Header: h, Places: r.places, Scale: m.scale, Scales: scales}
+	if rows != nil {
+		scatter.Input, scatter.Out = grad, rows
+	}
+	add(scatter)
 	var gradPre, hidden, sums *tensor.View
 	if through {
 		switch {
 		case outLast:
-			gradPre, hidden = memory(gradWeightOut, m.pre), w.view(m.hidden)
+			gradPre, hidden = untilOut.view(m.pre), w.view(m.hidden)
 		case products:
 			gradPre = w.view(m.pre)
 		}
 		if ofHidden && !outLast {
-			hidden = memory(gradWeightIn, m.hidden)
+			hidden = untilIn.view(m.hidden)
 		}
 		if gradScale != nil {
 			sums = w.typed(h.DType.Accumulator(), m.pre[:1])
 		}
+		gradOutput, places := r.slots(rows, grad)
 		add(out.hiddenBackward(&backend.GroupedHiddenBackward{
-			Header: r.grouped, GradOutput: rows, Weight: m.weightOut, Preactivation: pre, Scales: scales, Halves: m.halves,
+			Header: r.grouped, GradOutput: gradOutput, Places: places, Weight: m.weightOut, Preactivation: pre, Scales: scales, Halves: m.halves,
 			GradPreactivation: gradPre, Out: hidden, Sums: sums, GradBias: gradBiasIn,
 		}, w)...)
 	}
@@ -321,9 +363,13 @@ func expertsBackwardProblems(c *Call, h backend.Header, w *region) []backend.Pro
 	}
 	if outLast {
 		add(r.ofLayerIn(w, in, rows, gradInput, gradWeightIn)...)
-		add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Out: rows})
+		if w.holds(rows) {
+			add(&backend.ScatterRows{Header: h, Input: grad, Places: r.places, Out: rows})
+		} else {
+			out.grad = nil // which is written over
+		}
 	}
-	add(r.ofLayerOut(w, out, hidden, scales, gradWeightOut, gradBiasOut)...)
+	add(r.ofLayerOut(w, out, grad, hidden, scales, gradWeightOut, gradBiasOut)...)
 	if !outLast {
 		add(r.ofLayerIn(w, in, rows, gradInput, gradWeightIn)...)
 	}

@@ -105,6 +105,7 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 	owned, h := c.owned(len(o.Inputs)), o.header(c, dt, choices)
 	_, parameters := o.computes(owned)
 	w := &region{dt: dt, device: device, operand: len(o.Inputs) + len(c.Outputs)}
+	w.reader, _ = b.(backend.TokenReader)
 	if o.problems != nil {
 		if problems := o.problems(owned, h, w); problems != nil {
 			return kernelOf(problems, b, w, parameters, o.Name, c.Kind)

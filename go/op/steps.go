@@ -25,6 +25,15 @@ type region struct {
 	device  tensor.Device
 	bytes   int64
 	operand int // what the region is among a problem's operands
+	reader  backend.TokenReader
+}
+
+// holds reports whether a tensor lies in the region.
+func (w *region) holds(v *tensor.View) bool { return v != nil && v.Operand == w.operand }
+
+// readsTokens reports whether the backend reads the rows of tokens where they lie.
+func (w *region) readsTokens(h backend.Header, features int64, backward bool) bool {
+	return w.reader != nil && w.reader.ReadsTokens(h, features, backward)
 }
 
 func (w *region) view(shape []int64) *tensor.View { return w.typed(w.dt, shape) }

@@ -2,9 +2,11 @@
 //
 //   grouped_product_<dtype>       out[r, n] = sum over k of left[r, k] right[e, k, n] + bias[e, n] (+ out),
 //                                 where row r of left may be a token's
-//   grouped_depth_<dtype>         out[e, m, n] = sum over r of left[r, m] right[r, n] (+ out)
+//   grouped_depth_<dtype>         out[e, m, n] = sum over r of left[r, m] right[r, n] (+ out),
+//                                 where row r of right may be a token's
 //   grouped_depth_<dtype>_f32     the same of half types, with out in float
-//   grouped_sums_<dtype>          partial sums over r of scales[r] x[r, n]
+//   grouped_sums_<dtype>          partial sums over r of scales[r] x[r, n], where row r of x may be a
+//                                 token's
 //   grouped_finish_sums_<dtype>   out[e, n] = the sum of a group's partial sums (+ out)
 //
 // with r the rows of group e. Sums are in the accumulator's type. Each element of a product is
@@ -24,7 +26,7 @@ static_assert(across_threads * across_threads == block_threads);
 struct Product {
   Matrix left, right, bias, out;
   const int32_t *ends;
-  const int32_t *tokens;  // of the rows kind: where each row of left is, or null: in its place
+  const int32_t *tokens;  // where each row of left, of the depth kind of right, is; null: in place
   int64_t columns;
   int64_t inner;         // of the rows kind the depth, of the depth kind the rows of a result
   Divisor column_tiles;  // in a row of tiles
@@ -36,36 +38,40 @@ static_assert(sizeof(Product) == 4 * 32 + 4 * 8 + 24 + 2 * 8, "go/backend/cuda h
 
 // Factor is a block's part of an operand: `count` places across the sum, and the terms along it
 // from where it begins. A thread reads the same few places of each stage; neighbouring threads read
-// what lies side by side. With `places`, they say where what is across lies.
+// what lies side by side. With `places`, they say where what is across lies; with `terms`, where
+// the terms do.
 template <class Storage>
 struct Factor {
   using Real = typename Storage::Real;
   static constexpr int each = tile * depth / block_threads;
 
-  __device__ __forceinline__ Factor(const Storage *data, int64_t across_stride, int64_t along_stride, int count, const int32_t *places = nullptr)
-      : count(count), across_stride(across_stride), places(places) {
+  __device__ __forceinline__ Factor(const Storage *data, int64_t across_stride, int64_t along_stride, int count, const int32_t *places = nullptr,
+                                    const int32_t *terms = nullptr)
+      : count(count), across_stride(across_stride), along_stride(along_stride), places(places), terms(terms) {
     const int thread = static_cast<int>(threadIdx.x);
     const bool along_is_near = along_stride == 1;
     across = along_is_near ? thread / depth : thread % tile;
     along = along_is_near ? thread % depth : thread / tile;
     across_step = along_is_near ? block_threads / depth : 0;
     along_step = along_is_near ? 0 : block_threads / tile;
-    next = data + along * along_stride;
-    step = along_step * along_stride;
-    stage = depth * along_stride;
+    next = data;
   }
 
-  // fetch reads the thread's part of the next stage, of which there are so many terms; what is
-  // beyond is 0.
-  __device__ __forceinline__ void fetch(Real (&x)[each], int64_t terms) {
+  // fetch reads the thread's part of the next stage; beyond the rest of the terms is 0.
+  __device__ __forceinline__ void fetch(Real (&x)[each], int64_t rest) {
 #pragma unroll
     for (int i = 0; i < each; i++) {
-      const int number = across + i * across_step;
-      const bool is_there = number < count && along + i * along_step < terms;
-      const int64_t place = places != nullptr && is_there ? __ldg(places + number) : number;
-      x[i] = is_there ? Storage::load(next + place * across_stride + i * step) : Real(0);
+      const int number = across + i * across_step, term = along + i * along_step;
+      x[i] = 0;
+      if (number >= count || term >= rest) continue;
+      const int64_t place = places != nullptr ? __ldg(places + number) : number, at = terms != nullptr ? __ldg(terms + term) : term;
+      x[i] = Storage::load(next + place * across_stride + at * along_stride);
     }
-    next += stage;
+    if (terms != nullptr) {
+      terms += depth;
+    } else {
+      next += depth * along_stride;
+    }
   }
 
   __device__ __forceinline__ void keep(Real (&to)[depth][tile + gap], const Real (&x)[each]) const {
@@ -77,8 +83,8 @@ struct Factor {
 
  private:
   const Storage *next;
-  int64_t step, stage, across_stride;
-  const int32_t *places;
+  int64_t across_stride, along_stride;
+  const int32_t *places, *terms;
   int across, along, across_step, along_step;
 };
 
@@ -206,7 +212,9 @@ __device__ __forceinline__ void depth_product(const Product &p) {
   const int rows = in_tile(p.inner - first_row), columns = in_tile(p.columns - first_column);
   Real totals[side][side];
   multiply(totals, Factor<Storage>(element<Storage>(p.left, 0, begin, first_row), p.left.column_stride, p.left.row_stride, rows),
-           Factor<Storage>(element<Storage>(p.right, 0, begin, first_column), p.right.column_stride, p.right.row_stride, columns), terms);
+           Factor<Storage>(element<Storage>(p.right, 0, p.tokens == nullptr ? begin : 0, first_column), p.right.column_stride, p.right.row_stride, columns,
+                           nullptr, p.tokens == nullptr ? nullptr : p.tokens + begin),
+           terms);
   visit<Storage>(totals, rows, columns, [&](int row, int column, Real x) {
     store_total(element<Result>(p.out, group, first_row + row, first_column + column), x, p.accumulate != 0);
   });
@@ -219,16 +227,17 @@ constexpr int chunk_rows = 256, sum_lanes = 32, sum_parts = block_threads / sum_
 
 // Sums are the parameters of grouped_sums.
 struct Sums {
-  Matrix x;            // from row first_row on
-  const void *scales;  // [rows] in the type that sums are in; null for ones
-  void *partials;      // [chunks + groups, columns] likewise
+  Matrix x;               // from row first_row on
+  const int32_t *tokens;  // where each row is in x, or null: in its place
+  const void *scales;     // [rows] in the type that sums are in; null for ones
+  void *partials;         // [chunks + groups, columns] likewise
   const int32_t *ends;
   int64_t first_row, end_row;  // multiples of chunk_rows, but for the last one
   int64_t columns;
   Divisor column_blocks;
   int32_t groups, unused;
 };
-static_assert(sizeof(Sums) == 32 + 6 * 8 + 24 + 8, "go/backend/cuda has the same layout");
+static_assert(sizeof(Sums) == 32 + 7 * 8 + 24 + 8, "go/backend/cuda has the same layout");
 
 template <class Storage, bool vectors>
 __device__ __forceinline__ void sums(const Sums &p) {
@@ -248,7 +257,7 @@ __device__ __forceinline__ void sums(const Sums &p) {
   if (column < p.columns) {
 #pragma unroll 4
     for (int64_t row = begin + part; row < end; row += sum_parts) {
-      const Storage *from = element<Storage>(p.x, 0, row - p.first_row, column);
+      const Storage *from = element<Storage>(p.x, 0, p.tokens != nullptr ? __ldg(p.tokens + row) : row - p.first_row, column);
       const Real scale = p.scales == nullptr ? Real(1) : __ldg(static_cast<const Real *>(p.scales) + row);
       Real x[width];
       if constexpr (vectors) {

@@ -107,6 +107,48 @@ EPG_INLINE void load_tokens(const ProductParameters &p, uint32_t shared, const u
   }
 }
 
+// load_tokens_along is load_tokens of the depth kind: the rows that it gathers are a step's depth.
+// Rows beyond the group are zeros. The tokens of the next step come while this one's are copied.
+template <class P>
+EPG_INLINE void load_tokens_along(const ProductParameters &p, uint32_t shared, const uint8_t *memory) {
+  using Shared = typename P::Shared;
+  constexpr int at_once = group_threads / 8, turns = tile_depth / at_once;
+  const int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
+  const uint32_t at_piece = left_bytes + line * 128 + ((chunk ^ line % 8) << 4);
+  Place<P::stages> place;
+  for (Walk<P> walk(p, memory); walk.more(); walk.next()) {
+    const Tile t = walk.tile();
+    const uint8_t *x = static_cast<const uint8_t *>(p.x) + 2 * t.right + 16 * chunk;
+    int32_t tokens[turns];
+    const auto fetch = [&](int row) {
+#pragma unroll
+      for (int i = 0; i < turns; i++) tokens[i] = row + line + i * at_once < t.end ? __ldg(p.tokens + row + line + i * at_once) : -1;
+    };
+    fetch(t.begin);
+    for (int step = 0; step < t.steps; step++, place.next()) {
+      const int row = t.begin + step * tile_depth;
+      const uint32_t full = shared + Shared::full_at + 8 * place.stage, stage = shared + place.stage * Shared::stage_bytes;
+      barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
+      if (threadIdx.x == 0) {
+        barrier_announce(full, left_bytes);
+#pragma unroll
+        for (int i = 0; i < 2; i++) load_ragged_box(&p.left[0][0], stage + i * block_bytes, full, row, t.left + 64 * i, t.end);
+      }
+#pragma unroll
+      for (int block = 0; block < P::tile_right / 64; block++) {
+        if (64 * block >= t.width) break;
+        const bool is_there = t.right + 64 * block + 8 * chunk < p.right_columns;
+#pragma unroll
+        for (int i = 0; i < turns; i++)
+          copy_piece(stage + at_piece + block * block_bytes + i * at_once * 128, x + 128 * block + 16 * static_cast<uint64_t>(max(tokens[i], 0)) * p.x_stride,
+                     is_there && tokens[i] >= 0 ? 16 : 0);
+      }
+      fetch(row + tile_depth);
+      pieces_arrive(full);
+    }
+  }
+}
+
 // load_dense copies those of a dense layer, in as few boxes as can be: each has all rows of a tile,
 // but for a weight whose columns are contiguous. Whole stages come, and what is beyond is zeros.
 template <class P>

@@ -144,7 +144,7 @@ struct Consumer {
   template <int width, int parts>
   EPG_INLINE void multiply_stage(Sums &sums, int step) {
     if (!is_there) barrier_wait(full_at(), place.round & 1);
-    if constexpr (P::takes_tokens) {
+    if constexpr (P::grouped) {
       if (p.tokens) show_to_copies();
     }
     const uint32_t at = shared + place.stage * Shared::stage_bytes;
@@ -581,12 +581,12 @@ EPG_INLINE void product(const ProductParameters &p) {
   using Shared = typename P::Shared;
   // Three threads, one of each group, have 168 registers each at first. If they ask for more than
   // that together, the block waits for ever.
-  constexpr int registers = 3 * 168, loaders = P::takes_tokens ? 56 : P::grouped ? 40 : 24;
+  constexpr int registers = 3 * 168, loaders = P::loader_registers;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < P::stages; i++) {
-      barrier_make(shared + Shared::full_at + 8 * i, P::takes_tokens && p.tokens ? 1 + group_threads : 1);
+      barrier_make(shared + Shared::full_at + 8 * i, P::grouped && p.tokens ? 1 + group_threads : 1);
       barrier_make(shared + Shared::empty_at + 8 * i, 1);
     }
     for (int i = 0; i < consumers * Shared::slots; i++) barrier_make(shared + Shared::ready_at + 8 * i, P::inputs > 0 ? P::inputs : 1);
@@ -599,10 +599,13 @@ EPG_INLINE void product(const ProductParameters &p) {
   if (__shfl_sync(~0u, threadIdx.x / group_threads, 0) == 0) {
     give_registers<loaders>();
     if constexpr (P::grouped) {
-      if constexpr (P::takes_tokens) {
-        if (p.tokens) load_tokens<P>(p, shared, memory);
+      if (!p.tokens) {
+        if (threadIdx.x == 0) load_operands<P>(p, shared, memory);
+      } else if constexpr (P::of_rows) {
+        load_tokens<P>(p, shared, memory);
+      } else {
+        load_tokens_along<P>(p, shared, memory);
       }
-      if (threadIdx.x == 0 && !(P::takes_tokens && p.tokens)) load_operands<P>(p, shared, memory);
     } else {
       if (threadIdx.x == 0) load_dense<P>(p, shared, memory);
       if (threadIdx.x == 32) {

@@ -42,7 +42,7 @@ constexpr int forth_and_back = -1;
 //
 // Depth kind, which has one pair:
 //   left[0]   [0] a, ragged, box {64, 64, 1, 1}; turned: b
-//   right[0]  b, likewise; turned: a
+//   right[0]  b, likewise; turned: a; with tokens as x is
 //   outputs   [0] alone: sizes {n, m, groups}, box {64, 64, 1}, or of float {32, 64, 1}
 //
 // A pair, an input or an output that is not there has no map.
@@ -56,7 +56,7 @@ struct ProductParameters {
   TensorMap left[most_pairs][2], right[most_pairs], inputs[2], outputs[3];
   const int32_t *ends;                 // [groups], not falling; null: a dense layer
   const int32_t *tokens;               // [rows], where each row is in x; null: in its place
-  const void *x;                       // of the first pair, read where there are tokens
+  const void *x;                       // right[0]'s, read where there are tokens
   uint32_t x_stride;                   // from one row of it to the next one, in 16 bytes
   const void *biases[2];               // [groups, columns] each, or null
   const float *scales;                 // [rows], or null: ones
@@ -109,7 +109,6 @@ struct OfRows {
   using Storage = Storage_;
   using Epilogue = Epilogue_;
   static constexpr bool of_rows = true, grouped = grouped_, turned = false, across_left = form, across_right = false;
-  static constexpr bool takes_tokens = grouped && !Epilogue::backward;
   static constexpr bool scaled = grouped && Epilogue::backward, biased = !Epilogue::backward;
   static constexpr int tile_right = tile_rows, step = grouped ? 16 : tile_rows;
   // A dense forward has few and large boxes.
@@ -122,6 +121,8 @@ struct OfRows {
   static constexpr int columns = tile_left / Epilogue::rights, sets = columns / 64;
   static constexpr int inputs = Epilogue::inputs, outputs = Epilogue::outputs;
   static constexpr int stages = tile_rows == 128 && inputs == 0 && Epilogue::rights == 1 ? 5 : 4;
+  // A backward's epilogue needs more of a block's registers.
+  static constexpr int loader_registers = !grouped ? 24 : Epilogue::backward ? 40 : 56;
   using Shared = Memory<tile_right, stages, outputs, box_bytes, grouped ? most_groups : 0, scaled>;
   static_assert(inputs <= outputs, "inputs lie where outputs will");
 };
@@ -131,9 +132,9 @@ struct OfRows {
 template <class Storage_, bool in_float_, bool turned_>
 struct OfDepth {
   using Storage = Storage_;
-  static constexpr bool of_rows = false, grouped = true, takes_tokens = false, biased = false, scaled = false, large_boxes = false, moves_sums = false;
+  static constexpr bool of_rows = false, grouped = true, biased = false, scaled = false, large_boxes = false, moves_sums = false;
   static constexpr bool across_left = true, across_right = true, in_float = in_float_, turned = turned_;
-  static constexpr int tile_right = group_tile, step = 64, stages = 4;
+  static constexpr int tile_right = group_tile, step = 64, stages = 4, loader_registers = 40;
   static constexpr int box_columns = in_float ? 32 : 64, box_step = box_columns, box_bytes = 64 * 128;
   static constexpr int columns = tile_left, sets = 2, inputs = 1, outputs = 1;
   using Shared = Memory<tile_right, stages, 1, box_bytes, most_groups, false>;

@@ -58,6 +58,7 @@ UNUSED = 30 * 86400  # seconds after which an unused image is deleted
 SPILLS: dict[str, str] = {
     r"xielu_f64_strided": "five words on sm_100a, of four elements that are computed side by side",
     r"grouped_(product|depth)_f32": "up to ten words, of sums in three levels",
+    r"grouped_sums_\w+": "two words on sm_120, of four rows that are read side by side",
     r"hidden_backward_sm90_\w+_192": "a word or two, and none while it multiplies",
     r"grouped_gated_hidden_backward_sm90_\w+": "words for limits or column sums, none while it multiplies",
 }

@@ -144,7 +144,7 @@ func (b *builder) plan(p backend.Problem) {
 	case *backend.CombinedLayer:
 		b.combinedLayer(p)
 	case *backend.GroupedLayerBackward:
-		b.parts(p, b.region)
+		b.groupedLayerBackward(p)
 	case *backend.GroupedHiddenBackward:
 		b.groupedHiddenBackward(p)
 	default:
@@ -155,6 +155,15 @@ func (b *builder) plan(p backend.Problem) {
 // ClampsOffsets says that groups' offsets which fall, or are no rows, are taken for what is next to
 // them.
 func (*Backend) ClampsOffsets() bool { return true }
+
+// ReadsTokens implements backend.TokenReader.
+func (*Backend) ReadsTokens(h backend.Header, features int64, backward bool) bool {
+	most := int64(mostFeaturesOfTokens)
+	if backward {
+		most = mostFeaturesBackward
+	}
+	return !h.DType.IsHalf() || features <= most
+}
 
 // ordinal is the index of the device that a problem's tensors are on.
 func ordinal(p backend.Problem) int {

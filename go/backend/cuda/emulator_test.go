@@ -260,6 +260,11 @@ func (*emulated) ComputesInAccumulator() bool { return true }
 // ClampsOffsets implements optest.Clamping.
 func (*emulated) ClampsOffsets() bool { return true }
 
+// ReadsTokens implements backend.TokenReader.
+func (*emulated) ReadsTokens(h backend.Header, features int64, backward bool) bool {
+	return (*Backend)(nil).ReadsTokens(h, features, backward)
+}
+
 // IsSlow implements optest.Slow.
 func (*emulated) IsSlow() bool { return true }
 

@@ -18,62 +18,138 @@ func (b *builder) parts(p backend.Problem, region lower.Region) {
 	}
 }
 
-// groupedLayer adds a layer of each group: one kernel for a gated one, or its parts. Rows of tokens
-// are read where they lie, unless it is faster to copy them.
+// tokenRows are rows of slots that are read where those of tokens lie.
+type tokenRows struct {
+	scatter *backend.ScatterRows // what would copy them
+	rows    *tensor.View         // which have the memory of the tokens
+	index   *tensor.View         // [rows], int32: the token of each row
+}
+
+// ofTokens adds what reads the rows of tokens as those of slots: where they lie, or copied.
+func (b *builder) ofTokens(h backend.Header, tokens, places *tensor.View, copies bool, add func(rows *tensor.View)) {
+	rows := *tokens
+	rows.Shape = []int64{places.Numel(), tokens.Shape[1]}
+	scatter := &backend.ScatterRows{Header: h, Input: tokens, Places: places}
+	isLong := tokens.Shape[0]*tokens.Strides[0]/boxUnit > math.MaxUint32
+	if copies || isLong {
+		add(b.scattered(scatter))
+		return
+	}
+	b.tokens = tokenRows{scatter, &rows, b.tokensOf(places)}
+	add(&rows)
+	b.tokens = tokenRows{}
+}
+
+// scattered is the rows of tokens in memory of their own.
+func (b *builder) scattered(p *backend.ScatterRows) *tensor.View {
+	copied := *p
+	copied.Out = b.region(b.dt, p.Places.Numel(), p.Input.Shape[1])
+	b.scatterRows(&copied)
+	return copied.Out
+}
+
+// indexOf is where the rows of an operand lie, as tokens; nil where they lie in their places.
+func (b *builder) indexOf(v *tensor.View) *tensor.View {
+	if rows := b.tokens.rows; rows != nil && v.Operand == rows.Operand && v.Offset == rows.Offset {
+		return b.tokens.index
+	}
+	return nil
+}
+
+// copiesTokens reports whether it is faster to copy the rows of tokens before a layer with so many
+// hidden features.
+func (b *builder) copiesTokens(ends, places *tensor.View, features int64) bool {
+	return b.hasGroups(ends, places.Numel()) && features > mostFeaturesOfTokens
+}
+
+// groupedLayer adds a layer of each group: one kernel for a gated one, or its parts.
 func (b *builder) groupedLayer(p *backend.GroupedLayer) {
+	layer := *p
 	if p.Places != nil {
-		rows := *p.Input // of slots
-		rows.Shape = []int64{p.Places.Numel(), p.Input.Shape[1]}
-		layer := *p
-		layer.Input, layer.Places = &rows, nil
 		features := p.Weight.Shape[1]
 		if p.Halves != nil {
 			features /= 2
 		}
-		isLong := p.Input.Shape[0]*p.Input.Strides[0]/boxUnit > math.MaxUint32
-		if isLong || len(p.More) > 0 || b.copiesTokens(p.Groups, &rows, features) {
-			layer.Input = b.region(b.dt, rows.Shape...)
-			b.scatterRows(&backend.ScatterRows{Header: p.Header, Input: p.Input, Places: p.Places, Out: layer.Input})
-		} else {
-			b.tokens = b.tokensOf(p.Places)
-			defer func() { b.tokens = nil }()
-		}
-		b.groupedLayer(&layer)
+		layer.Places = nil
+		b.ofTokens(p.Header, p.Input, p.Places, b.copiesTokens(p.Groups, p.Places, features), func(rows *tensor.View) {
+			layer.Input = rows
+			b.groupedLayer(&layer)
+		})
 		return
 	}
 	if p.Halves == nil {
 		b.parts(p, b.region)
 		return
 	}
-	layer := *p
 	layer.Rest = nil
 	b.either(b.groupedGatedLinearSM90(p), func() { b.parts(&layer, b.region) })
 	b.zeroRest(p.Groups, p.Rest...)
 }
 
-// copiesTokens reports whether tokens are copied to the rows of slots before a layer with so many
-// hidden features.
-func (b *builder) copiesTokens(ends, rows *tensor.View, features int64) bool {
-	return b.hasGroups(ends, rows) && features > mostFeaturesOfTokens
-}
-
-// combinedLayer adds a layer of each group, some columns at a time, and adds up their rows. Where
-// tokens are copied, there is memory for all columns.
-func (b *builder) combinedLayer(p *backend.CombinedLayer) {
-	const mostColumns = 1024
-	rows, columns := p.Input.Shape[0], p.Weight.Shape[1]
+// inColumns has memory for rows of some columns at a time, in equal parts of at most so many, and
+// adds what is done with each. Part narrows a tensor to the same columns, along a dimension.
+func (b *builder) inColumns(rows, columns, most int64, add func(memory *tensor.View, part func(v *tensor.View, dimension int) *tensor.View)) {
 	each := columns
-	if columns > mostColumns && !b.copiesTokens(p.Groups, p.Input, p.Input.Shape[1]) {
-		each = ceilDiv(ceilDiv(columns, ceilDiv(columns, mostColumns)), tileColumns) * tileColumns
+	if columns > most {
+		each = ceilDiv(ceilDiv(columns, ceilDiv(columns, most)), tileColumns) * tileColumns
 	}
-	product := b.region(b.dt, rows, min(each, columns))
+	memory := b.region(b.dt, rows, each)
 	for first := int64(0); first < columns; first += each {
 		width := min(each, columns-first)
-		part := func(v *tensor.View, dimension int) *tensor.View { return narrowed(v, dimension, first, width) }
-		out := narrowed(product, 1, 0, width)
-		b.groupedLayer(&backend.GroupedLayer{Header: p.Header, Input: p.Input, Weight: part(p.Weight, 1), Bias: part(p.Bias, 1), Out: out})
-		b.combineRows(&backend.CombineRows{Header: p.Header, Input: out, Places: p.Places, Scale: p.Scale, Out: part(p.Out, 1)})
+		add(narrowed(memory, 1, 0, width), func(v *tensor.View, dimension int) *tensor.View { return narrowed(v, dimension, first, width) })
 	}
+}
+
+// combinedLayer adds a layer of each group and adds up its rows, of a lean one some columns at a
+// time.
+func (b *builder) combinedLayer(p *backend.CombinedLayer) {
+	most, columns := int64(1024), p.Weight.Shape[1]
+	if !p.Lean {
+		most = columns
+	}
+	b.inColumns(p.Input.Shape[0], columns, most, func(rows *tensor.View, part func(v *tensor.View, dimension int) *tensor.View) {
+		b.groupedLayer(&backend.GroupedLayer{Header: p.Header, Input: p.Input, Weight: part(p.Weight, 1), Bias: part(p.Bias, 1), Out: rows})
+		b.combineRows(&backend.CombineRows{Header: p.Header, Input: rows, Places: p.Places, Scale: p.Scale, Out: part(p.Out, 1)})
+	})
+}
+
+// groupedLayerBackward adds the gradients of a layer of each group. Rows of tokens are read where
+// they lie beside short rows of the other operand. Else one half of their columns is copied at a
+// time: each half reads the other operand once more.
+func (b *builder) groupedLayerBackward(p *backend.GroupedLayerBackward) {
+	const mostBesideTokens = 512
+	tokens, places, other := p.Input, p.Places, p.GradOutput
+	if p.GradPlaces != nil {
+		tokens, places, other = p.GradOutput, p.GradPlaces, p.Input
+	}
+	if places == nil {
+		b.parts(p, b.region)
+		return
+	}
+	part := *p
+	part.Places, part.GradPlaces = nil, nil
+	if other.Shape[1] <= mostBesideTokens || !b.hasGroups(p.Groups, places.Numel()) {
+		b.ofTokens(p.Header, tokens, places, false, func(rows *tensor.View) {
+			if p.Places != nil {
+				part.Input = rows
+			} else {
+				part.GradOutput = rows
+			}
+			b.parts(&part, b.region)
+		})
+		return
+	}
+	columns := tokens.Shape[1]
+	b.inColumns(places.Numel(), columns, ceilDiv(columns, 2), func(rows *tensor.View, of func(v *tensor.View, dimension int) *tensor.View) {
+		b.scatterRows(&backend.ScatterRows{Header: p.Header, Input: of(tokens, 1), Places: places, Out: rows})
+		half := part
+		if p.Places != nil {
+			half.Input, half.Weight, half.GradWeight = rows, of(p.Weight, 2), of(p.GradWeight, 2)
+		} else {
+			half.GradOutput, half.Weight, half.GradWeight, half.GradBias = rows, of(p.Weight, 1), of(p.GradWeight, 1), of(p.GradBias, 1)
+		}
+		b.parts(&half, b.region)
+	})
 }
 
 // narrowed is a part of a tensor along a dimension, or nil of nil.
@@ -93,6 +169,15 @@ func narrowed(v *tensor.View, dimension int, first, width int64) *tensor.View {
 // the hidden activation then lies in GradPreactivation, if that is there, and takes no memory of
 // its own.
 func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
+	if p.Places != nil {
+		part := *p
+		part.Places = nil
+		b.ofTokens(p.Header, p.GradOutput, p.Places, b.copiesTokens(p.Groups, p.Places, p.Weight.Shape[2]), func(rows *tensor.View) {
+			part.GradOutput = rows
+			b.groupedHiddenBackward(&part)
+		})
+		return
+	}
 	var inBoxes func()
 	if p.GradPreactivation != nil || p.GradBias != nil || p.Sums != nil {
 		inBoxes = b.groupedHiddenBackwardSM90(p)

@@ -17,18 +17,19 @@ const (
 	columnSumsThreads = 128
 	// rows of a tile
 	groupedTileRows = 192
-	// mostFeaturesOfTokens is the most hidden features of a layer that reads tokens where they lie.
-	// Boxes of copied rows are multiplied faster: with more features that pays for the copy.
-	mostFeaturesOfTokens = 512
-	forthAndBack         = -1 // a launch's shift
+	// mostFeaturesOfTokens is the most hidden features of a layer that reads tokens where they lie,
+	// and mostFeaturesBackward that of a mixture whose backward does. Boxes of copied rows are
+	// multiplied faster: with more features that pays for the copy.
+	mostFeaturesOfTokens, mostFeaturesBackward = 512, 256
+
+	forthAndBack = -1 // a launch's shift
 )
 
 // hasGroups reports whether this device has the kernels of product_sm90.cuh for a problem of
 // groups.
-func (b *builder) hasGroups(ends *tensor.View, rows *tensor.View) bool {
+func (b *builder) hasGroups(ends *tensor.View, rows int64) bool {
 	groups := ends.Shape[0]
-	return b.dt.IsHalf() && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && !rows.IsEmpty() &&
-		rows.Shape[0] <= raggedRows
+	return b.dt.IsHalf() && b.device.boxes && !b.blasAlone && 0 < groups && groups <= mostGroups && 0 < rows && rows <= raggedRows
 }
 
 // areBoxable reports whether boxes can be copied of all these matrices of rows; of nil they can.
@@ -96,7 +97,7 @@ func (b *builder) groupedKernel(family string, formulas []string, layout string)
 func (b *builder) ofRows(rows, ends *tensor.View, columns int64) *productLaunch {
 	const longDepth = 8192
 	l := &productLaunch{
-		ends: ends, tokens: b.tokens, rows: rows.Shape[0], columns: columns, band: 8, shift: 1,
+		ends: ends, tokens: b.indexOf(rows), rows: rows.Shape[0], columns: columns, band: 8, shift: 1,
 		pairRows: operandRows, boxRows: forwardRows, blocks: int64(b.device.processors),
 	}
 	if rows.Shape[1] >= longDepth {
@@ -146,7 +147,7 @@ func withMore(a, b *tensor.View, more []backend.Pair) []backend.Pair {
 // groupedLinearSM90 is the launch of a product of groups, or of the sum of two, with right operands
 // [e, depth, columns], a bias and an activation; nil where there is none.
 func (b *builder) groupedLinearSM90(formula string, bias, out, pre, ends *tensor.View, pairs ...backend.Pair) func() {
-	if !b.hasGroups(ends, pairs[0].A) || out == nil || !areBoxable(out, pre) || !isPlainBias(bias) {
+	if !b.hasGroups(ends, pairs[0].A.Shape[0]) || out == nil || !areBoxable(out, pre) || !isPlainBias(bias) {
 		return nil
 	}
 	l := b.ofRows(pairs[0].A, ends, out.Shape[1])
@@ -184,7 +185,7 @@ func (h *halvesOf) layout(across bool) string {
 
 // groupedGatedLinearSM90 is the launch of a gated layer of groups; nil where there is none.
 func (b *builder) groupedGatedLinearSM90(p *backend.GroupedLayer) func() {
-	if !b.hasGroups(p.Groups, p.Input) || p.Out == nil || !isPlainBias(p.Bias) || !areBoxable(p.Out, p.Preactivation) {
+	if !b.hasGroups(p.Groups, p.Input.Shape[0]) || p.Out == nil || !isPlainBias(p.Bias) || !areBoxable(p.Out, p.Preactivation) {
 		return nil
 	}
 	columns := tensor.Exchanged(p.Weight, 1, 2) // [e, k, 2h]
@@ -213,7 +214,7 @@ func (b *builder) groupedGatedLinearSM90(p *backend.GroupedLayer) func() {
 // groupedHiddenBackwardSM90 is the launches of a hidden activation's backward; nil where there are
 // none.
 func (b *builder) groupedHiddenBackwardSM90(p *backend.GroupedHiddenBackward) func() {
-	if !b.hasGroups(p.Groups, p.GradOutput) || !isPlainBias(p.GradBias) || !areBoxable(p.Preactivation, p.GradPreactivation, p.Out) {
+	if !b.hasGroups(p.Groups, p.GradOutput.Shape[0]) || !isPlainBias(p.GradBias) || !areBoxable(p.Preactivation, p.GradPreactivation, p.Out) {
 		return nil
 	}
 	l := b.ofRows(p.GradOutput, p.Groups, p.Weight.Shape[2])
@@ -279,7 +280,7 @@ func (b *builder) addColumnSums(parts, sums, ends *tensor.View) {
 
 // groupedWeightGradientSM90 is the launch of a product along groups' rows; nil where there is none.
 func (b *builder) groupedWeightGradientSM90(left, right, out, ends *tensor.View) func() {
-	if !b.hasGroups(ends, left) || !areBoxable(left, right) {
+	if !b.hasGroups(ends, left.Shape[0]) || !areBoxable(left, right) {
 		return nil
 	}
 	result, across, ok := weightBoxesOf(out)
@@ -290,20 +291,32 @@ func (b *builder) groupedWeightGradientSM90(left, right, out, ends *tensor.View)
 		left, right = right, left
 	}
 	const fewRows = 768 // of a group
-	l := &productLaunch{
-		left: rowsOf(left), result: result, ends: ends, rows: left.Shape[0], columns: left.Shape[1], rightOfTile: right.Shape[1],
-		band: 16, shift: forthAndBack, pairRows: operandRows, adds: true, blocks: int64(b.device.processors),
+	band := int64(16)
+	if left.Shape[0] < fewRows*ends.Shape[0] {
+		band = 4
 	}
-	l.pairs[0].rows = rowsOf(right)
-	if l.rows < fewRows*ends.Shape[0] {
-		l.band = 4
+	// Tiles are higher than wide, or the other way round: whichever gives fewer of them. Those that
+	// are gathered are the right operand's, and a result in float is never turned.
+	tiles := func(m, n int64) int64 { return ceilDiv(m, tileColumns) * ceilDiv(n, groupedTileRows) }
+	isFloat := b.isFloat(out)
+	isTurned := !isFloat && tiles(right.Shape[1], left.Shape[1]) < tiles(left.Shape[1], right.Shape[1])
+	switch {
+	case b.indexOf(right) != nil:
+		isTurned = false
+	case b.indexOf(left) != nil && isFloat:
+		left = b.scattered(b.tokens.scatter)
+	case b.indexOf(left) != nil:
+		isTurned = true
 	}
 	function := "grouped_weight_gradient_sm90_" + b.dt.Short() + "_" + out.DType.Short()
-	// Tiles are higher than wide, or the other way round: whichever gives fewer of them.
-	tiles := func(m, n int64) int64 { return ceilDiv(m, tileColumns) * ceilDiv(n, groupedTileRows) }
-	if !b.isFloat(out) && tiles(l.rightOfTile, l.columns) < tiles(l.columns, l.rightOfTile) {
-		l.left, l.pairs[0].rows, l.columns, l.rightOfTile = l.pairs[0].rows, l.left, l.rightOfTile, l.columns
+	if isTurned {
+		left, right = right, left
 		function += "_turned"
 	}
+	l := &productLaunch{
+		left: rowsOf(left), result: result, ends: ends, tokens: b.indexOf(right), rows: left.Shape[0], columns: left.Shape[1], rightOfTile: right.Shape[1],
+		band: band, shift: forthAndBack, pairRows: operandRows, adds: true, blocks: int64(b.device.processors),
+	}
+	l.pairs[0].rows = rowsOf(right)
 	return func() { l.add(b, function) }
 }

@@ -30,7 +30,8 @@ func (b *builder) groupSums(sums, scales, ends *tensor.View, rows int64) *groupS
 	return g
 }
 
-// addRows adds the launch that sums rows of x, the first of which is the row `first` of all.
+// addRows adds the launch that sums rows of x, the first of which is the row `first` of all. They
+// may be those of tokens.
 func (b *builder) addRows(g *groupSums, x *tensor.View, first int64) {
 	rows, columns, groups := x.Shape[0], x.Shape[1], g.ends.Shape[0]
 	if rows*columns*groups == 0 {
@@ -40,6 +41,7 @@ func (b *builder) addRows(g *groupSums, x *tensor.View, first int64) {
 	b.forms(width, byRows(width, x), typed("grouped_sums_", x.DType), func(p *parameters, unit int64) int64 {
 		blocks := ceilDiv(columns, sumLanes*unit)
 		p.rowsMatrix(x, 1)
+		p.address(b.indexOf(x))
 		p.address(g.scales)
 		p.address(g.partials)
 		p.address(g.ends)

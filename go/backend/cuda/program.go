@@ -107,14 +107,12 @@ type builder struct {
 	invariant bool // whether bits of a row may not depend on other rows (invariant.go)
 	tf32      bool // whether a product is computed in TF32
 	way       way
-	ways      []way // that the problem can go
-	seldom    bool  // whether few runs take what is added
-	// tokens [rows], int32, tell where rows of the left operands of groups' products are; nil: in
-	// their places
-	tokens  *tensor.View
-	program []operation
-	scratch int64 // bytes
-	refused error // why the backend has no kernel
+	ways      []way     // that the problem can go
+	seldom    bool      // whether few runs take what is added
+	tokens    tokenRows // what the problem has of them
+	program   []operation
+	scratch   int64 // bytes
+	refused   error // why the backend has no kernel
 	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved
 	// preactivation.
 	withoutSaved int64

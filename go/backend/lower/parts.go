@@ -28,7 +28,7 @@ func Parts(p backend.Problem, region Region) []backend.Problem {
 	case *backend.GroupedHiddenBackward:
 		return groupedHiddenBackward(p, region)
 	case *backend.GroupedLayerBackward:
-		return groupedLayerBackward(p)
+		return groupedLayerBackward(p, region)
 	}
 	return nil
 }
@@ -93,14 +93,19 @@ func throughWeight(h backend.Header, gradOutput, weight, input, gradInput *tenso
 	}
 }
 
+// ofSlots are rows of slots, of which an operand has those of tokens where there are places.
+func ofSlots(h backend.Header, operand, places *tensor.View, region Region) (rows *tensor.View, parts []backend.Problem) {
+	if places == nil {
+		return operand, nil
+	}
+	rows = region(h.DType, places.Numel(), operand.Shape[1])
+	return rows, []backend.Problem{&backend.ScatterRows{Header: h, Input: operand, Places: places, Out: rows}}
+}
+
 // groupedLayer asks for the region of the rows of tokens first, and then for that of the
 // preactivation.
-func groupedLayer(p *backend.GroupedLayer, region Region) (parts []backend.Problem) {
-	rows := p.Input
-	if p.Places != nil {
-		rows = region(p.DType, p.Places.Numel(), p.Input.Shape[1])
-		parts = append(parts, &backend.ScatterRows{Header: p.Header, Input: p.Input, Places: p.Places, Out: rows})
-	}
+func groupedLayer(p *backend.GroupedLayer, region Region) []backend.Problem {
+	rows, parts := ofSlots(p.Header, p.Input, p.Places, region)
 	product := &backend.GemmEpilogue{
 		Header: p.Header, A: rows, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, More: p.More, Out: p.Out, Preactivation: p.Preactivation,
 	}
@@ -129,15 +134,19 @@ func combinedLayer(p *backend.CombinedLayer, region Region) []backend.Problem {
 		&backend.CombineRows{Header: p.Header, Input: rows, Places: p.Places, Scale: p.Scale, Out: p.Out})
 }
 
-func groupedLayerBackward(p *backend.GroupedLayerBackward) (parts []backend.Problem) {
+// groupedLayerBackward asks for the regions of the rows of tokens.
+func groupedLayerBackward(p *backend.GroupedLayerBackward, region Region) []backend.Problem {
+	input, parts := ofSlots(p.Header, p.Input, p.Places, region)
+	gradOutput, copies := ofSlots(p.Header, p.GradOutput, p.GradPlaces, region)
+	parts = append(parts, copies...)
 	gradBias := p.GradBias
 	if p.Scales != nil && gradBias != nil {
-		parts = append(parts, &backend.SumRows{Header: p.Header, Input: p.GradOutput, Scales: p.Scales, Sums: gradBias})
+		parts = append(parts, &backend.SumRows{Header: p.Header, Input: gradOutput, Scales: p.Scales, Sums: gradBias})
 		gradBias = nil
 	}
 	if p.GradInput != nil || p.GradWeight != nil || gradBias != nil {
 		parts = append(parts, &backend.GemmEpilogueBackward{
-			Header: p.Header, GradOutput: p.GradOutput, A: p.Input, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, Preactivation: p.Preactivation,
+			Header: p.Header, GradOutput: gradOutput, A: input, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, Preactivation: p.Preactivation,
 			GradA: p.GradInput, GradB: tensor.Exchanged(p.GradWeight, 1, 2), GradBias: gradBias,
 		})
 	}
@@ -148,17 +157,18 @@ func groupedLayerBackward(p *backend.GroupedLayerBackward) (parts []backend.Prob
 }
 
 // groupedHiddenBackward makes the gradient to the hidden activation first, and asks for its region
-// before others. What follows is the hidden activation, what is made of both row by row, and the
-// slopes.
-func groupedHiddenBackward(p *backend.GroupedHiddenBackward, region Region) (parts []backend.Problem) {
+// before others, but for that of the rows of tokens. What follows is the hidden activation, what is
+// made of both row by row, and the slopes.
+func groupedHiddenBackward(p *backend.GroupedHiddenBackward, region Region) []backend.Problem {
+	gradOutput, parts := ofSlots(p.Header, p.GradOutput, p.Places, region)
 	add := func(part backend.Problem) { parts = append(parts, part) }
-	rows, features := p.GradOutput.Shape[0], p.Weight.Shape[2]
+	rows, features := gradOutput.Shape[0], p.Weight.Shape[2]
 	sloped := p.GradPreactivation != nil || p.GradBias != nil
 	var grad *tensor.View // to the hidden activation
 	if sloped || p.Sums != nil {
 		h := p.Header
 		h.Formula, grad = "none", region(p.DType, rows, features)
-		add(&backend.GemmEpilogue{Header: h, A: p.GradOutput, B: p.Weight, More: p.More, Out: grad})
+		add(&backend.GemmEpilogue{Header: h, A: gradOutput, B: p.Weight, More: p.More, Out: grad})
 	}
 	value, gate := halves(p.Halves, p.Preactivation)
 	hidden := p.Out

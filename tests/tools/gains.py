@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from benchmarks.experts import FLOOR
 from benchmarks.experts import OTHER as GROUPED_MM
 from benchmarks.sonicmoe import NAME as SONIC_MOE
+from benchmarks.sonicmoe import TUNED as SONIC_MOE_TUNED
 from tests.tools import readme, records
 from tests.tools.records import Row, Source, span, table
 
+BESIDE_SONICMOE = ("NVIDIA H200", "docs/results/2026-11-28-sonicmoe-nvidia-h200.json")
 MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-27-experts-amd-epyc.json")
 XEON, EPYC, AVX2 = readme.CPUS
 
@@ -21,7 +24,7 @@ GLUS = ("swiglu", "geglu")
 LAYERS = ("linear", "mlp", "gated_mlp")
 DENSE = ("gpt2", "llama", "gemma", "bert", "vit")
 # What times and memory are compared with: the record's word for it, and the table's.
-AGAINST = {GROUPED_MM: "`grouped_mm`", SONIC_MOE: "SonicMoE", "eager": "eager", "compile": "compiled"}
+AGAINST = {GROUPED_MM: "`grouped_mm`", SONIC_MOE: "SonicMoE, not tuned", "eager": "eager", "compile": "compiled"}
 
 
 class Line(NamedTuple):
@@ -182,6 +185,29 @@ def gpu_tables() -> str:
     heads = [f"{what}, {name}" for what in ("kept", "peak") for name in ("epigrad", "SonicMoE", "`grouped_mm`")]
     over_others = [f"over {other}" for other in ("`grouped_mm`", "SonicMoE", "the floor")]
     return f"{table([link, 'routing', 'time, ms', *over_others], times)}\n{table(['MiB', *heads], memory.values())}"
+
+
+def sonicmoe_table() -> str:
+    """The shapes that SonicMoE publishes: times and memory over those of others."""
+    machine, path = BESIDE_SONICMOE
+    lines = []
+    for (case, _), ways in of_mixtures(BESIDE_SONICMOE).items():
+        ours, others = ways["epigrad"], [ways[name] for name in (SONIC_MOE, SONIC_MOE_TUNED, GROUPED_MM)]
+        cells = [f"{1e3 * ours['time']['median']:.2f}"]
+        for part in ("forward", "time"):
+            mine = ours[part]["median"]
+            cells += [
+                f"{mine / other[part]['median']:.2f}" for other in (*others[: 3 if part == "time" else 2], ways[FLOOR])
+            ]
+        lines.append([case.split(",")[0], *case.split(", ")[1:], *cells, f"{ours['peak'] / others[0]['peak']:.2f}"])
+    sizes = [f"[{machine}]({path.removeprefix('docs/')})", "I", "E", "K"]
+    over = ("SonicMoE", "tuned", "`grouped_mm`", "floor")
+    heads = [
+        "ms",
+        *(f"forward / {each}" for each in over if each != "`grouped_mm`"),
+        *(f"both / {each}" for each in over),
+    ]
+    return table([*sizes, *heads, "peak / SonicMoE"], lines)
 
 
 def cpu_table() -> str:

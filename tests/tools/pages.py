@@ -23,7 +23,11 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/models.md": {"models": readme.models_table},
     "docs/pays.md": {"gains": gains.pays_table},
-    "docs/experts.md": {"mixtures": gains.gpu_tables, "mixtures on a CPU": gains.cpu_table},
+    "docs/experts.md": {
+        "mixtures": gains.gpu_tables,
+        "beside SonicMoE": gains.sonicmoe_table,
+        "mixtures on a CPU": gains.cpu_table,
+    },
     "docs/promises.md": {"checks": check_page.written},
     "docs/results/README.md": {"goals": readme.summary_table},
 }

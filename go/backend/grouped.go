@@ -1,6 +1,10 @@
 package backend
 
-import "github.com/epigrad/epigrad/go/tensor"
+import (
+	"cmp"
+
+	"github.com/epigrad/epigrad/go/tensor"
+)
 
 // Problems whose rows belong to groups, each of which has a weight of its own. Header.Groups [e],
 // int32, are where the groups' rows end: group e has the rows from Groups[e-1] on. Rows past the
@@ -24,27 +28,32 @@ type GroupEnds struct {
 }
 
 // Route sorts the slots of [t, k] by the group that Index names, and within a group as they lie.
-// Places [t, k] is each slot's row, or -1 where Index names no group.
+// Places [t, k] is each slot's row, or -1 where Index names no group. There are Rows rows: a slot
+// that would have a later one has none, and no group ends behind them.
 type Route struct {
 	Header
 	Index        *tensor.View // [t, k], int64
+	Rows         int64
 	Ends, Places *tensor.View // [e] and [t, k], int32
 }
 
-// ScatterRows copies each row of Input [t, n] to the places of its slots in Out [t k, n], and the
-// numbers of Scale [t, k] to Scales [t k], whose dtype is the accumulator's. Scale and Scales, or
-// Input and Out, may be nil.
+// ScatterRows copies each row of Input [t, n] to the places of its slots in Out [rows, n], and the
+// numbers of Scale [t, k] to Scales [rows], whose dtype is the accumulator's. Slots whose place is
+// no row are left out. Scale and Scales, or Input and Out, may be nil.
 type ScatterRows struct {
 	Header
 	Input, Places, Scale *tensor.View
 	Out, Scales          *tensor.View
 }
 
+// Rows is how many rows there are.
+func (p *ScatterRows) Rows() int64 { return cmp.Or(p.Out, p.Scales).Shape[0] }
+
 // CombineRows is out[t] = sum over j of scale[t, j] input[places[t, j]], in the order of j, in the
-// accumulator's dtype; slots without a place add nothing. Scale may be nil, which is ones.
+// accumulator's dtype; slots whose place is no row add nothing. Scale may be nil, which is ones.
 type CombineRows struct {
 	Header
-	Input, Places, Scale *tensor.View // [t k, n], [t, k], [t, k]
+	Input, Places, Scale *tensor.View // [rows, n], [t, k], [t, k]
 	Out                  *tensor.View `role:"out"` // [t, n]
 }
 
@@ -55,7 +64,7 @@ type CombineRows struct {
 // and 0 in slots without a place. Bias [e, n], and with it GradOutput [t, n], may be nil.
 type ScaleGradient struct {
 	Header
-	Sums, Places, Index *tensor.View // [t k] in the accumulator's dtype, [t, k], [t, k]
+	Sums, Places, Index *tensor.View // [rows] in the accumulator's dtype, [t, k], [t, k]
 	GradOutput, Bias    *tensor.View
 	GradScale           *tensor.View // [t, k]
 }
@@ -100,9 +109,8 @@ type ZeroRows struct {
 // gate. Bias, and one of Out and Preactivation, may be nil. In the tensors of Rest, of these two,
 // rows of no group become 0.
 //
-// With Places [t, j], Input is [t, k], of tokens: its row t is row places[t, j] of the rows, which
-// are t j. The products of More, whose B is [e, depth, n], are added to pre; there are none with
-// Places.
+// With Places [t, j], Input is [t, k], of tokens: its row t is row places[t, j] of the rows. The
+// products of More, whose B is [e, depth, n], are added to pre; there are none with Places.
 type GroupedLayer struct {
 	Header
 	Input, Weight, Bias *tensor.View
@@ -113,12 +121,15 @@ type GroupedLayer struct {
 	Rest                []*tensor.View
 }
 
+// Rows is how many rows there are.
+func (p *GroupedLayer) Rows() int64 { return cmp.Or(p.Out, p.Preactivation).Shape[0] }
+
 // CombinedLayer is a layer without an activation, and CombineRows of what it gives, which is
 // rounded before that:
 //
 //	out[t] = sum over j of scale[t, j] (input[places[t, j]] weight[e]ᵀ + bias[e])
 //
-// Input is [t j, k], Weight [e, n, k], Bias [e, n] or nil, and Out [t, n]. Scale may be nil, which
+// Input is [rows, k], Weight [e, n, k], Bias [e, n] or nil, and Out [t, n]. Scale may be nil, which
 // is ones. A lean one has few of its rows' columns in memory at a time: the call has no other
 // tensor of all of them.
 type CombinedLayer struct {

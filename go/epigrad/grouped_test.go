@@ -104,6 +104,44 @@ func TestExpertsGradients(t *testing.T) {
 	}
 }
 
+// TestExpertsOfFewerRows: slots that the preactivation has no row for select nothing. The first one
+// without a row is the last token's, of the last expert.
+func TestExpertsOfFewerRows(t *testing.T) {
+	r := rand.New(rand.NewPCG(23, 24))
+	layer := epigrad.Experts[float64]{
+		Input: normal(r, 4, 3), Index: epigrad.Of([]int64{0, 2, 2, 0, -1, 1, 0, 2}, 4, 2), Scale: normal(r, 4, 2),
+		WeightIn: normal(r, 3, 4, 3), BiasIn: normal(r, 3, 4), WeightOut: normal(r, 3, 3, 2), BiasOut: normal(r, 3, 3),
+		Kind: "swiglu",
+	}
+	g := normal(r, 4, 3)
+	results := func(rows int) [][]float64 {
+		out, pre := epigrad.New[float64](4, 3), epigrad.New[float64](rows, 4)
+		got := epigrad.ExpertsGradients[float64]{
+			Input: epigrad.New[float64](4, 3), Scale: epigrad.New[float64](4, 2), WeightIn: epigrad.New[float64](3, 4, 3),
+			BiasIn: epigrad.New[float64](3, 4), WeightOut: epigrad.New[float64](3, 3, 2), BiasOut: epigrad.New[float64](3, 3),
+		}
+		require.NoError(t, layer.Forward(out, pre))
+		require.NoError(t, layer.Backward(g, pre, got))
+		return [][]float64{
+			out.Data, pre.Data[:16], double(got.Input).Data, double(got.Scale).Data,
+			double(got.WeightIn).Data, double(got.BiasIn).Data, double(got.WeightOut).Data, double(got.BiasOut).Data,
+		}
+	}
+	for rows, index := range map[int][]int64{
+		6: {0, 2, 2, 0, -1, 1, 0, -1},
+		5: {0, 2, -1, 0, -1, 1, 0, -1},
+		4: {0, -1, -1, 0, -1, 1, 0, -1},
+	} {
+		fewer := results(rows)
+		whole := layer.Index
+		layer.Index = epigrad.Of(index, 4, 2)
+		require.Equal(t, results(8), fewer, "%d rows", rows)
+		layer.Index = whole
+	}
+	err := layer.Forward(epigrad.New[float64](4, 3), epigrad.New[float64](9, 4))
+	require.ErrorContains(t, err, "preactivation: shape [9, 4], want the result's [8, 4]")
+}
+
 func TestGroupedErrors(t *testing.T) {
 	out := epigrad.New[float32](4, 2)
 	for i := range out.Data {

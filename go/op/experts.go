@@ -21,7 +21,8 @@ import (
 //
 // The sum is formed in the order of j. An index that is no expert's selects nothing. The rows of
 // the preactivation, [T k, 2H], are sorted by expert, then by token, then by j; slots that select
-// nothing come last.
+// nothing come last. A preactivation may have fewer rows, since the caller knows that no more slots
+// select something: those that would have a later row then select nothing.
 //
 // Backward has the gradient of the scaled hidden activation without its output: with g =
 // grad_output[t] weight_out[e],
@@ -81,7 +82,7 @@ type mixture struct {
 	halves func(v *tensor.View) (value, gate *tensor.View)
 }
 
-// rows is the shape of what has a row for each slot, and the input's columns.
+// rows is the shape of what has the preactivation's rows, and the input's columns.
 func (m *mixture) rows() []int64 { return []int64{m.pre[0], m.input.Shape[1]} }
 
 // mixtureOf validates a call's operands; inputs begin with the mixture's own.
@@ -137,11 +138,22 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 	if err := countable(op, "index", slots); err != nil {
 		return nil, err
 	}
+	if given := keptBy(c); given != nil && given.Rank() == 2 {
+		slots = min(slots, given.Shape[0])
+	}
 	m.out, m.pre, m.hidden = []int64{t, n}, []int64{slots, columns}, []int64{slots, features}
 	if err := exists(op, "preactivation", m.input, m.pre); err != nil {
 		return nil, err
 	}
 	return m, exists(op, "gathered rows", m.input, m.rows())
+}
+
+// keptBy is the preactivation that a call gives, of which forward is told how many rows it has.
+func keptBy(c *Call) *tensor.View {
+	if c.Op == expertsSignature.Name {
+		return c.output(1)
+	}
+	return c.input(8)
 }
 
 // isGated tells whether a kind is a gated one, and no activation.
@@ -165,7 +177,7 @@ func (m *mixture) routed(h backend.Header, w *region, in, out adapter) *routing 
 }
 
 func (r *routing) route() []backend.Problem {
-	return []backend.Problem{&backend.Route{Header: r.header, Index: r.index, Ends: r.ends, Places: r.places}}
+	return []backend.Problem{&backend.Route{Header: r.header, Index: r.index, Rows: r.pre[0], Ends: r.ends, Places: r.places}}
 }
 
 // form makes the preactivation or the hidden activation, by way of a tensor for the input's rows,

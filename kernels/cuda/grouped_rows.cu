@@ -83,8 +83,9 @@ struct Route {
   int32_t groups, rounds, chunks;
   // whether there is one chunk, whose counts are totals
   int32_t is_one_chunk;
+  int32_t rows, unused;
 };
-static_assert(sizeof(Route) == 7 * 8 + 6 * 4, "go/backend/cuda has the same layout");
+static_assert(sizeof(Route) == 7 * 8 + 8 * 4, "go/backend/cuda has the same layout");
 
 // group_at is the group that a slot names, or -1.
 __device__ __forceinline__ int32_t group_at(const Route &p, int64_t slot) {
@@ -157,7 +158,8 @@ __device__ __forceinline__ void scan(const Route &p) {
   }
 }
 
-// place adds to each slot's place the rows of all groups before, and those of chunks before.
+// place adds to each slot's place the rows of all groups before, and those of chunks before. A slot
+// that no row is left for has no place.
 __device__ __forceinline__ void place(const Route &p) {
   __shared__ int32_t starts[most_routed];
   __shared__ int32_t shared[2][block_threads];
@@ -170,7 +172,7 @@ __device__ __forceinline__ void place(const Route &p) {
   for (int32_t group = first; group < end; group++) {
     starts[group] = start;
     start += __ldg(totals + group);
-    if (blockIdx.x == 0) p.ends[group] = start;
+    if (blockIdx.x == 0) p.ends[group] = min(start, p.rows);
   }
   __syncthreads();
   const int64_t chunk_slots = static_cast<int64_t>(p.rounds) * block_threads, step = static_cast<int64_t>(gridDim.x) * block_threads;
@@ -178,14 +180,15 @@ __device__ __forceinline__ void place(const Route &p) {
     const int32_t group = group_at(p, slot);
     if (group < 0) continue;
     const int32_t before = p.is_one_chunk ? 0 : __ldg(p.counts + slot / chunk_slots * p.groups + group);
-    p.places[slot] += starts[group] + before;
+    const int32_t row = p.places[slot] + starts[group] + before;
+    p.places[slot] = row < p.rows ? row : -1;
   }
 }
 
 // Tokens are the parameters of grouped_tokens. Those behind the last place are not written.
 struct Tokens {
   const int32_t *places;
-  int32_t *tokens;  // [slots]
+  int32_t *tokens;  // [rows]
   uint32_t slots, each;
 };
 static_assert(sizeof(Tokens) == 2 * 8 + 2 * 4, "go/backend/cuda has the same layout");
@@ -196,15 +199,22 @@ __device__ __forceinline__ void tokens_of_places(const Tokens &p) {
   if (place >= 0) p.tokens[place] = static_cast<int32_t>(slot / p.each);
 }
 
-// Slots are places, and scales of tensors that may have another dtype; strides in elements. Scatter
-// and Combine have 2^lanes threads side by side in a row.
+// Slots are places, and scales of tensors that may have another dtype; strides in elements. A place
+// outside of the rows is none. Scatter and Combine have 2^lanes threads side by side in a row.
 struct Slots {
   const int32_t *places;  // [tokens, each]
   const void *scale;      // null for none
   int64_t scale_row_stride, scale_column_stride;
   int32_t scale_is_float, each;
+  int32_t rows, unused;
+
+  // place is a slot's row, or -1.
+  __device__ __forceinline__ int32_t place(const int32_t *slot) const {
+    const int32_t row = __ldg(slot);
+    return row < rows ? row : -1;
+  }
 };
-static_assert(sizeof(Slots) == 5 * 8, "go/backend/cuda has the same layout");
+static_assert(sizeof(Slots) == 6 * 8, "go/backend/cuda has the same layout");
 
 // Scatter are the parameters of grouped_scatter; rows have elements of so many bytes, or vectors.
 struct Scatter {
@@ -215,7 +225,7 @@ struct Scatter {
   int32_t lanes;
   int32_t scale_type;  // 0 float, 1 double, 2 bfloat16, 3 float16; scales are double where this is
 };
-static_assert(sizeof(Scatter) == 2 * 32 + 40 + 4 * 8, "go/backend/cuda has the same layout");
+static_assert(sizeof(Scatter) == 2 * 32 + 48 + 4 * 8, "go/backend/cuda has the same layout");
 
 __device__ __forceinline__ void scatter_scale(const Scatter &p, int64_t from, int64_t to) {
   const void *scale = p.slots.scale;
@@ -243,7 +253,7 @@ __device__ __forceinline__ void scatter(const Scatter &p) {
   const int32_t *places = p.slots.places + token * p.slots.each;
   if (p.scales != nullptr) {
     for (int64_t j = lane; j < p.slots.each; j += lanes) {
-      const int32_t place = __ldg(places + j);
+      const int32_t place = p.slots.place(places + j);
       if (place >= 0) scatter_scale(p, token * p.slots.scale_row_stride + j * p.slots.scale_column_stride, place);
     }
   }
@@ -252,7 +262,7 @@ __device__ __forceinline__ void scatter(const Scatter &p) {
   for (int64_t column = lane; column < p.columns; column += lanes) {
     const Unit x = __ldg(from + column * p.input.column_stride);
     for (int32_t j = 0; j < p.slots.each; j++) {
-      const int32_t place = __ldg(places + j);
+      const int32_t place = p.slots.place(places + j);
       if (place >= 0) *element<Unit>(p.out, 0, place, column) = x;
     }
   }
@@ -266,7 +276,7 @@ struct Combine {
   int64_t columns;  // vectors, or elements
   int32_t lanes, unused;
 };
-static_assert(sizeof(Combine) == 2 * 32 + 40 + 3 * 8, "go/backend/cuda has the same layout");
+static_assert(sizeof(Combine) == 2 * 32 + 48 + 3 * 8, "go/backend/cuda has the same layout");
 
 // Piece is what a thread has of a row: a vector, or an element.
 template <class Storage, bool vectors>
@@ -316,7 +326,7 @@ __device__ __forceinline__ void combine(const Combine &p) {
       uint4 raw[Part::at_once];
       Real number[Part::at_once], scale[Part::at_once];
 #pragma unroll
-      for (int i = 0; i < Part::at_once; i++) place[i] = first + i < p.slots.each ? __ldg(places + first + i) : -1;
+      for (int i = 0; i < Part::at_once; i++) place[i] = first + i < p.slots.each ? p.slots.place(places + first + i) : -1;
 #pragma unroll
       for (int i = 0; i < Part::at_once; i++) {
         raw[i] = {}, number[i] = 0, scale[i] = 1;

@@ -4,7 +4,8 @@
 // names, a row or a group. Operands have a stride for each. A thread has one index of the first
 // three, whose sizes are those of shape. Names are 32 bits; a name that is none is negative.
 //
-// split, terms, run and sizes mean something else for each MOVE, which says it.
+// split, terms, run and sizes mean something else for each MOVE, which says it. But sizes.z are
+// rows of which data names some: a name from there on is none.
 #include numbers
 #include storage
 #include loops
@@ -49,19 +50,19 @@ fn solve(i: vec4<u32>) {
   put$TOTALS(at$TOTALS(i), sum);
 }
 #elif $MOVE == add
-// ends = the sums of the totals so far. terms are the groups.
+// ends = the sums of the totals so far, as far as there are rows. terms are the groups.
 fn solve(i: vec4<u32>) {
   var sum = 0u;
   for (var e = 0u; e < params.terms; e++) {
     sum += bits$FROM(at$FROM(vec4<u32>(e, 0u, 0u, 0u)));
-    put$TO(at$TO(vec4<u32>(0u, 0u, 0u, e)), sum);
+    put$TO(at$TO(vec4<u32>(0u, 0u, 0u, e)), min(sum, params.sizes.z));
   }
 }
 #elif $MOVE == scatter
 // to[places[token, slot], column] = from[token, slot, column].
 fn solve(i: vec4<u32>) {
   let row = bits$PLACES(at$PLACES(i));
-  if (row > 0x7fffffffu) { return; }
+  if (row >= params.sizes.z) { return; }
   let x = bits$FROM(at$FROM(i));
 #if ${CODE$TO} == ${CODE$FROM}
   put$TO(at$TO(vec4<u32>(i.xyz, row)), x);
@@ -77,7 +78,7 @@ fn solve(i: vec4<u32>) {
   for (var j = 0u; j < params.terms; j++) {
     let slot = vec4<u32>(i.x, j, i.z, 0u);
     let row = bits$PLACES(at$PLACES(slot));
-    if (row > 0x7fffffffu) { continue; }
+    if (row >= params.sizes.z) { continue; }
     let x = decode_${CODE$FROM}(bits$FROM(at$FROM(vec4<u32>(slot.xyz, row))));
 #if $SCALE
     sum += decode_${CODE$SCALE}(bits$SCALE(at$SCALE(slot))) * x;
@@ -146,7 +147,7 @@ fn solve(i: vec4<u32>) {
     let at = at$TO(vec4<u32>(0u, slot % params.sizes.x, slot / params.sizes.x, 0u));
     if (group == nothing && i.x == 0u) { put$TO(at, nothing); }
     if (group == i.x) {
-      put$TO(at, row);
+      put$TO(at, select(nothing, row, row < params.sizes.z));
       row++;
     }
   }

@@ -25,25 +25,25 @@ type tokenRows struct {
 	index   *tensor.View         // [rows], int32: the token of each row
 }
 
-// ofTokens adds what reads the rows of tokens as those of slots: where they lie, or copied.
-func (b *builder) ofTokens(h backend.Header, tokens, places *tensor.View, copies bool, add func(rows *tensor.View)) {
+// ofTokens adds what reads the rows of tokens as so many of slots: where they lie, or copied.
+func (b *builder) ofTokens(h backend.Header, tokens, places *tensor.View, count int64, copies bool, add func(rows *tensor.View)) {
 	rows := *tokens
-	rows.Shape = []int64{places.Numel(), tokens.Shape[1]}
+	rows.Shape = []int64{count, tokens.Shape[1]}
 	scatter := &backend.ScatterRows{Header: h, Input: tokens, Places: places}
 	isLong := tokens.Shape[0]*tokens.Strides[0]/boxUnit > math.MaxUint32
 	if copies || isLong {
-		add(b.scattered(scatter))
+		add(b.scattered(scatter, count))
 		return
 	}
-	b.tokens = tokenRows{scatter, &rows, b.tokensOf(places)}
+	b.tokens = tokenRows{scatter, &rows, b.tokensOf(places, count)}
 	add(&rows)
 	b.tokens = tokenRows{}
 }
 
-// scattered is the rows of tokens in memory of their own.
-func (b *builder) scattered(p *backend.ScatterRows) *tensor.View {
+// scattered is so many rows of tokens in memory of their own.
+func (b *builder) scattered(p *backend.ScatterRows, rows int64) *tensor.View {
 	copied := *p
-	copied.Out = b.region(b.dt, p.Places.Numel(), p.Input.Shape[1])
+	copied.Out = b.region(b.dt, rows, p.Input.Shape[1])
 	b.scatterRows(&copied)
 	return copied.Out
 }
@@ -57,9 +57,9 @@ func (b *builder) indexOf(v *tensor.View) *tensor.View {
 }
 
 // copiesTokens reports whether it is faster to copy the rows of tokens before a layer with so many
-// hidden features.
-func (b *builder) copiesTokens(ends, places *tensor.View, features int64) bool {
-	return b.hasGroups(ends, places.Numel()) && features > mostFeaturesOfTokens
+// rows and hidden features.
+func (b *builder) copiesTokens(ends *tensor.View, rows, features int64) bool {
+	return b.hasGroups(ends, rows) && features > mostFeaturesOfTokens
 }
 
 // groupedLayer adds a layer of each group: one kernel for a gated one, or its parts.
@@ -71,7 +71,7 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 			features /= 2
 		}
 		layer.Places = nil
-		b.ofTokens(p.Header, p.Input, p.Places, b.copiesTokens(p.Groups, p.Places, features), func(rows *tensor.View) {
+		b.ofTokens(p.Header, p.Input, p.Places, p.Rows(), b.copiesTokens(p.Groups, p.Rows(), features), func(rows *tensor.View) {
 			layer.Input = rows
 			b.groupedLayer(&layer)
 		})
@@ -128,8 +128,9 @@ func (b *builder) groupedLayerBackward(p *backend.GroupedLayerBackward) {
 	}
 	part := *p
 	part.Places, part.GradPlaces = nil, nil
-	if other.Shape[1] <= mostBesideTokens || !b.hasGroups(p.Groups, places.Numel()) {
-		b.ofTokens(p.Header, tokens, places, false, func(rows *tensor.View) {
+	rows := other.Shape[0]
+	if other.Shape[1] <= mostBesideTokens || !b.hasGroups(p.Groups, rows) {
+		b.ofTokens(p.Header, tokens, places, rows, false, func(rows *tensor.View) {
 			if p.Places != nil {
 				part.Input = rows
 			} else {
@@ -140,7 +141,7 @@ func (b *builder) groupedLayerBackward(p *backend.GroupedLayerBackward) {
 		return
 	}
 	columns := tokens.Shape[1]
-	b.inColumns(places.Numel(), columns, ceilDiv(columns, 2), func(rows *tensor.View, of func(v *tensor.View, dimension int) *tensor.View) {
+	b.inColumns(rows, columns, ceilDiv(columns, 2), func(rows *tensor.View, of func(v *tensor.View, dimension int) *tensor.View) {
 		b.scatterRows(&backend.ScatterRows{Header: p.Header, Input: of(tokens, 1), Places: places, Out: rows})
 		half := part
 		if p.Places != nil {
@@ -172,7 +173,8 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 	if p.Places != nil {
 		part := *p
 		part.Places = nil
-		b.ofTokens(p.Header, p.GradOutput, p.Places, b.copiesTokens(p.Groups, p.Places, p.Weight.Shape[2]), func(rows *tensor.View) {
+		rows := p.Preactivation.Shape[0]
+		b.ofTokens(p.Header, p.GradOutput, p.Places, rows, b.copiesTokens(p.Groups, rows, p.Weight.Shape[2]), func(rows *tensor.View) {
 			part.GradOutput = rows
 			b.groupedHiddenBackward(&part)
 		})

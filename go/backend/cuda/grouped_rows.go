@@ -81,6 +81,7 @@ func (b *builder) route(p *backend.Route) {
 		q.address(totals)
 		q.sizes(slots, max(p.Index.Shape[1], 1), groups, rounds, chunks)
 		q.bool(chunks == 1)
+		q.sizes(p.Rows, 0)
 		b.general(q, function, blocks)
 	}
 	launch("grouped_route_rank", chunks)
@@ -93,10 +94,10 @@ func (b *builder) route(p *backend.Route) {
 	launch("grouped_route_place", max(min(turns, 2*int64(b.device.processors)), 1))
 }
 
-// tokensOf adds the launch that finds the token of each place, and gives the tokens [places].
-func (b *builder) tokensOf(places *tensor.View) *tensor.View {
+// tokensOf adds the launch that finds the token of each row, and gives the tokens [rows].
+func (b *builder) tokensOf(places *tensor.View, rows int64) *tensor.View {
 	slots := places.Numel()
-	tokens := b.region(dtype.Int32, slots)
+	tokens := b.region(dtype.Int32, rows)
 	if slots > 0 {
 		q := &parameters{}
 		q.address(places)
@@ -159,11 +160,11 @@ func (b *builder) forms(width int64, vectors bool, name func(unit int64) string,
 func vectorWidth(dt dtype.DType) int64 { return vectorBytes / dt.Size() }
 
 // slots are the Slots of grouped_rows.cu.
-func (p *parameters) slots(places, scale *tensor.View, isFloat bool) {
+func (p *parameters) slots(places, scale *tensor.View, isFloat bool, rows int64) {
 	p.address(places)
 	p.strided(scale, 0, 1)
 	p.bool(isFloat)
-	p.sizes(places.Shape[1])
+	p.sizes(places.Shape[1], rows, 0)
 }
 
 // isFloat reports whether a tensor is in float, beside others in a half type.
@@ -193,7 +194,7 @@ func typed(name string, dt dtype.DType) func(unit int64) string {
 
 // scatterRows adds the launch that copies rows to their places.
 func (b *builder) scatterRows(p *backend.ScatterRows) {
-	tokens, each, columns := p.Places.Shape[0], p.Places.Shape[1], int64(0)
+	tokens, each, columns, rows := p.Places.Shape[0], p.Places.Shape[1], int64(0), p.Rows()
 	if p.Out != nil {
 		columns = p.Out.Shape[1]
 	}
@@ -207,7 +208,7 @@ func (b *builder) scatterRows(p *backend.ScatterRows) {
 	b.forms(width, columns > 0 && byRows(width, p.Input, p.Out), b.sized("grouped_scatter_"), func(q *parameters, unit int64) int64 {
 		q.rowsMatrix(p.Input, unit)
 		q.rowsMatrix(p.Out, unit)
-		q.slots(p.Places, scale, false)
+		q.slots(p.Places, scale, false, rows)
 		q.address(p.Scales)
 		q.int64(tokens)
 		q.int64(columns / unit)
@@ -230,7 +231,7 @@ func (b *builder) combineRows(p *backend.CombineRows) {
 	b.forms(width, byRows(width, p.Input, p.Out), typed("grouped_combine_", b.dt), func(q *parameters, unit int64) int64 {
 		q.rowsMatrix(p.Input, 1)
 		q.rowsMatrix(p.Out, 1)
-		q.slots(p.Places, p.Scale, b.isFloat(p.Scale))
+		q.slots(p.Places, p.Scale, b.isFloat(p.Scale), p.Input.Shape[0])
 		q.int64(tokens)
 		q.int64(columns / unit)
 		lanes := rowLanes(columns / unit)

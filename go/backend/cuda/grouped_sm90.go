@@ -304,7 +304,7 @@ func (b *builder) groupedWeightGradientSM90(left, right, out, ends *tensor.View)
 	case b.indexOf(right) != nil:
 		isTurned = false
 	case b.indexOf(left) != nil && isFloat:
-		left = b.scattered(b.tokens.scatter)
+		left = b.scattered(b.tokens.scatter, left.Shape[0])
 	case b.indexOf(left) != nil:
 		isTurned = true
 	}

@@ -33,11 +33,11 @@ func runProblem(t *testing.T, p backend.Problem, bases ...unsafe.Pointer) {
 }
 
 // TestRoutes sorts slots in one round, in some by one block, and in several rounds of several
-// chunks.
+// chunks. Slots that no row is left for have none.
 func TestRoutes(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 5))
-	for _, c := range []struct{ tokens, each, groups int64 }{
-		{1, 1, 1}, {3, 8, 5}, {64, 4, 300}, {128, 4, 7}, {200, 3, 8}, {500, 8, 128}, {50001, 6, mostRouted},
+	for _, c := range []struct{ tokens, each, groups, rows int64 }{
+		{1, 1, 1, 1}, {3, 8, 5, 24}, {64, 4, 300, 256}, {128, 4, 7, 100}, {200, 3, 8, 0}, {500, 8, 128, 3999}, {50001, 6, mostRouted, 100000},
 	} {
 		index, slots := make([]int64, c.tokens*c.each), c.tokens*c.each
 		for i := range index {
@@ -48,7 +48,7 @@ func TestRoutes(t *testing.T) {
 		v, indexBase := operand(0, dtype.Int64, index, c.tokens, c.each)
 		e, endsBase := operand(1, dtype.Int32, ends, c.groups)
 		p, placesBase := operand(2, dtype.Int32, places, c.tokens, c.each)
-		runProblem(t, &backend.Route{Header: backend.Header{DType: dtype.Float32}, Index: v, Ends: e, Places: p}, indexBase, endsBase, placesBase)
+		runProblem(t, &backend.Route{Header: backend.Header{DType: dtype.Float32}, Index: v, Rows: c.rows, Ends: e, Places: p}, indexBase, endsBase, placesBase)
 		next := make([]int32, c.groups+1)
 		for _, group := range index {
 			if group >= 0 && group < c.groups {
@@ -57,12 +57,14 @@ func TestRoutes(t *testing.T) {
 		}
 		for group := range c.groups {
 			next[group+1] += next[group]
-			require.Equal(t, next[group+1], ends[group], "%v, end of %d", c, group)
+			require.Equal(t, min(next[group+1], int32(c.rows)), ends[group], "%v, end of %d", c, group)
 		}
 		for slot, group := range index {
 			want := int32(-1)
 			if group >= 0 && group < c.groups {
-				want = next[group]
+				if next[group] < int32(c.rows) {
+					want = next[group]
+				}
 				next[group]++
 			}
 			if places[slot] != want {

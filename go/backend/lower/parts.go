@@ -93,19 +93,19 @@ func throughWeight(h backend.Header, gradOutput, weight, input, gradInput *tenso
 	}
 }
 
-// ofSlots are rows of slots, of which an operand has those of tokens where there are places.
-func ofSlots(h backend.Header, operand, places *tensor.View, region Region) (rows *tensor.View, parts []backend.Problem) {
+// ofSlots are so many rows of slots, of which an operand has those of tokens where there are places.
+func ofSlots(h backend.Header, operand, places *tensor.View, count int64, region Region) (rows *tensor.View, parts []backend.Problem) {
 	if places == nil {
 		return operand, nil
 	}
-	rows = region(h.DType, places.Numel(), operand.Shape[1])
+	rows = region(h.DType, count, operand.Shape[1])
 	return rows, []backend.Problem{&backend.ScatterRows{Header: h, Input: operand, Places: places, Out: rows}}
 }
 
 // groupedLayer asks for the region of the rows of tokens first, and then for that of the
 // preactivation.
 func groupedLayer(p *backend.GroupedLayer, region Region) []backend.Problem {
-	rows, parts := ofSlots(p.Header, p.Input, p.Places, region)
+	rows, parts := ofSlots(p.Header, p.Input, p.Places, p.Rows(), region)
 	product := &backend.GemmEpilogue{
 		Header: p.Header, A: rows, B: tensor.Exchanged(p.Weight, 1, 2), Bias: p.Bias, More: p.More, Out: p.Out, Preactivation: p.Preactivation,
 	}
@@ -134,10 +134,18 @@ func combinedLayer(p *backend.CombinedLayer, region Region) []backend.Problem {
 		&backend.CombineRows{Header: p.Header, Input: rows, Places: p.Places, Scale: p.Scale, Out: p.Out})
 }
 
+// rowsOf is how many rows a tensor has; 0 of nil.
+func rowsOf(v *tensor.View) int64 {
+	if v == nil {
+		return 0
+	}
+	return v.Shape[0]
+}
+
 // groupedLayerBackward asks for the regions of the rows of tokens.
 func groupedLayerBackward(p *backend.GroupedLayerBackward, region Region) []backend.Problem {
-	input, parts := ofSlots(p.Header, p.Input, p.Places, region)
-	gradOutput, copies := ofSlots(p.Header, p.GradOutput, p.GradPlaces, region)
+	input, parts := ofSlots(p.Header, p.Input, p.Places, p.GradOutput.Shape[0], region)
+	gradOutput, copies := ofSlots(p.Header, p.GradOutput, p.GradPlaces, rowsOf(p.Input), region)
 	parts = append(parts, copies...)
 	gradBias := p.GradBias
 	if p.Scales != nil && gradBias != nil {
@@ -160,7 +168,7 @@ func groupedLayerBackward(p *backend.GroupedLayerBackward, region Region) []back
 // before others, but for that of the rows of tokens. What follows is the hidden activation, what is
 // made of both row by row, and the slopes.
 func groupedHiddenBackward(p *backend.GroupedHiddenBackward, region Region) []backend.Problem {
-	gradOutput, parts := ofSlots(p.Header, p.GradOutput, p.Places, region)
+	gradOutput, parts := ofSlots(p.Header, p.GradOutput, p.Places, rowsOf(p.Preactivation), region)
 	add := func(part backend.Problem) { parts = append(parts, part) }
 	rows, features := gradOutput.Shape[0], p.Weight.Shape[2]
 	sloped := p.GradPreactivation != nil || p.GradBias != nil

@@ -34,6 +34,7 @@ type moves struct {
 	name                    string
 	columns, slots, tokens  int64
 	split, terms, run, x, y int64
+	rows                    int64 // a name from here on is none
 	wide                    bool
 }
 
@@ -96,6 +97,7 @@ func (b *builder) move(m moves, list ...rowOperand) {
 	p.set(28, m.run)
 	p.set(32, m.x)
 	p.set(36, m.y)
+	p.set(40, m.rows)
 	b.dispatch(&step{template: t, params: p.bytes, groups: b.grid(p, count)})
 }
 
@@ -145,7 +147,9 @@ func (b *builder) route(p *backend.Route) {
 	index, high := b.words(p.Index)
 	run := max(leastChunk, ceilDiv(slots, mostChunks))
 	chunks := ceilDiv(slots, run)
-	m := moves{name: "count", columns: groups, slots: 1, tokens: chunks, split: high, terms: slots, run: run, x: p.Index.Shape[1], y: groups}
+	m := moves{
+		name: "count", columns: groups, slots: 1, tokens: chunks, split: high, terms: slots, run: run, x: p.Index.Shape[1], y: groups, rows: p.Rows,
+	}
 	ofSlots, to := rowOperand{"INDEX", index, []int{byToken, bySlot}, false}, rowOperand{"TO", places, []int{byToken, bySlot}, true}
 	if groups == 0 {
 		m.name, m.columns = "place", 1
@@ -160,7 +164,7 @@ func (b *builder) route(p *backend.Route) {
 	// Twice: a kernel that writes places cannot read ends that share their memory.
 	own := b.region(dtype.Int32, groups)
 	for _, v := range []*tensor.View{ends, own} {
-		b.move(moves{name: "add", columns: 1, slots: 1, tokens: 1, terms: groups},
+		b.move(moves{name: "add", columns: 1, slots: 1, tokens: 1, terms: groups, rows: p.Rows},
 			rowOperand{"TO", v, []int{byName}, true}, rowOperand{"FROM", totals, []int{byColumn}, false})
 	}
 	m.name = "place"
@@ -171,25 +175,25 @@ func (b *builder) scatterRows(p *backend.ScatterRows) {
 	tokens, each := p.Places.Shape[0], p.Places.Shape[1]
 	places := rowOperand{"PLACES", b.input(p.Places), []int{byToken, bySlot}, false}
 	if p.Out != nil {
-		b.move(moves{name: "scatter", columns: p.Out.Shape[1], slots: each, tokens: tokens},
+		b.move(moves{name: "scatter", columns: p.Out.Shape[1], slots: each, tokens: tokens, rows: p.Rows()},
 			rowOperand{"TO", b.output(p.Out), []int{byName, byColumn}, true},
 			rowOperand{"FROM", b.input(p.Input), []int{byToken, byColumn}, false}, places)
 	}
 	if p.Scales == nil {
 		return
 	}
-	b.move(moves{name: "scatter", columns: 1, slots: each, tokens: tokens},
+	b.move(moves{name: "scatter", columns: 1, slots: each, tokens: tokens, rows: p.Rows()},
 		rowOperand{"TO", b.output(p.Scales), []int{byName}, true},
 		rowOperand{"FROM", b.input(p.Scale), []int{byToken, bySlot}, false}, places)
 }
 
 func (b *builder) combineRows(p *backend.CombineRows) {
 	each := p.Places.Shape[1]
-	if each == 0 {
+	if each == 0 || p.Input.Shape[0] == 0 {
 		b.zero(p.Out)
 		return
 	}
-	b.move(moves{name: "combine", columns: p.Out.Shape[1], slots: 1, tokens: p.Out.Shape[0], terms: each},
+	b.move(moves{name: "combine", columns: p.Out.Shape[1], slots: 1, tokens: p.Out.Shape[0], terms: each, rows: p.Input.Shape[0]},
 		rowOperand{"TO", p.Out, []int{byToken, byColumn}, true},
 		rowOperand{"FROM", p.Input, []int{byName, byColumn}, false},
 		rowOperand{"PLACES", p.Places, []int{byToken, bySlot}, false},
@@ -197,6 +201,10 @@ func (b *builder) combineRows(p *backend.CombineRows) {
 }
 
 func (b *builder) scaleGradient(p *backend.ScaleGradient) {
+	if p.Sums.IsEmpty() {
+		b.zero(b.output(p.GradScale))
+		return
+	}
 	m := moves{name: "scale_gradient", columns: 1, slots: p.Places.Shape[1], tokens: p.Places.Shape[0]}
 	slots := []int{byToken, bySlot}
 	list := []rowOperand{

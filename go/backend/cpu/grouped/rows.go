@@ -41,10 +41,10 @@ func groupEnds(p *backend.GroupEnds, r *backend.Run) error {
 	return nil
 }
 
-// route sorts by counting.
+// route sorts by counting. Groups are cut off behind the last row.
 func route(p *backend.Route, r *backend.Run) error {
 	groups, tokens, each := p.Ends.Shape[0], p.Index.Shape[0], p.Index.Shape[1]
-	next := make([]int32, groups)
+	next, rows := make([]int32, groups), int32(p.Rows)
 	group := func(t, j int64) (int64, bool) {
 		e := integer(p.Index, r, t, j)
 		return e, e >= 0 && e < groups
@@ -59,12 +59,12 @@ func route(p *backend.Route, r *backend.Run) error {
 	end := int32(0)
 	for e := range groups {
 		end, next[e] = end+next[e], end
-		*(*int32)(address(p.Ends, r, e)) = end
+		*(*int32)(address(p.Ends, r, e)) = min(end, rows)
 	}
 	for t := range tokens {
 		for j := range each {
 			place := int32(-1)
-			if e, is := group(t, j); is {
+			if e, is := group(t, j); is && next[e] < rows {
 				place = next[e]
 				next[e]++
 			}
@@ -110,7 +110,7 @@ func scatterRows(p *backend.ScatterRows, r *backend.Run) error {
 	if each == 0 {
 		return nil
 	}
-	columns := int64(0)
+	columns, rows := int64(0), p.Rows()
 	var copier rowCopier
 	if p.Out != nil {
 		if columns = p.Out.Shape[1]; columns > 0 {
@@ -122,7 +122,7 @@ func scatterRows(p *backend.ScatterRows, r *backend.Run) error {
 		for t := first; t < end; t++ {
 			for j := range each {
 				place := integer(p.Places, r, t, j)
-				if place < 0 {
+				if place < 0 || place >= rows {
 					continue
 				}
 				if p.Scales != nil {
@@ -165,7 +165,7 @@ func combine[T elements.Real](p *backend.CombineRows, r *backend.Run) error {
 			clear(sums)
 			for j := range each {
 				place := integer(p.Places, r, t, j)
-				if place < 0 {
+				if place < 0 || place >= p.Input.Shape[0] {
 					continue
 				}
 				loadRow(row, p.Input, r, place)

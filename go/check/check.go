@@ -36,6 +36,7 @@ const (
 	OrWider       // the call's dtype, or float32 where that is a half type
 	Indices       // int64
 	Offsets       // int32 or int64
+	Places        // int32
 )
 
 // Invalid returns an InvalidProblem error about an argument.
@@ -122,11 +123,11 @@ func notComputed(op string, o Operand) error {
 }
 
 // String is a word for them in the table that Python reads.
-func (t Types) String() string { return [...]string{"call", "wider", "index", "offsets"}[t] }
+func (t Types) String() string { return [...]string{"call", "wider", "index", "offsets", "places"}[t] }
 
 // Names lists the dtypes that an operand may have in some call, for messages.
 func (t Types) Names() string {
-	if t != Indices && t != Offsets {
+	if t == OfCall || t == OrWider {
 		return "one of " + dtype.Names()
 	}
 	names := []string{}
@@ -147,6 +148,8 @@ func (t Types) beside(dt dtype.DType) []dtype.DType {
 		return []dtype.DType{dtype.Int64}
 	case Offsets:
 		return []dtype.DType{dtype.Int32, dtype.Int64}
+	case Places:
+		return []dtype.DType{dtype.Int32}
 	}
 	return []dtype.DType{dt}
 }

@@ -141,12 +141,22 @@ func Signatures() []Signature {
 
 // resolve finds a call's operation, and completes its kind and parameters.
 func resolve(c *Call) (*operation, error) {
-	for i := range operations {
-		if o := &operations[i]; o.Name == c.Op {
-			return o.completed(c)
-		}
+	if o := lookup(c.Op); o != nil {
+		return o.completed(c)
 	}
 	return nil, Unknown(c.Op)
+}
+
+// lookup finds an operation, or a move of rows; nil for another name.
+func lookup(name string) *operation {
+	for _, list := range [][]operation{operations, moves} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
 }
 
 func (o *operation) completed(c *Call) (*operation, error) {
@@ -504,10 +514,8 @@ func unavailable(op string) error {
 
 // SignatureOf returns an operation's signature and whether there is such an operation.
 func SignatureOf(name string) (Signature, bool) {
-	for i := range operations {
-		if operations[i].Name == name {
-			return operations[i].Signature, true
-		}
+	if o := lookup(name); o != nil {
+		return o.Signature, true
 	}
 	return Signature{}, false
 }

@@ -71,7 +71,8 @@
  * int64, scale [T, k], weight_in [E, 2H, K] (for an activation [E, H, K]), weight_out [E, K, H],
  * biases of their rows. An index outside of 0 to E - 1 adds 0. scale may be float32 beside half
  * types. The preactivation is [T k, 2H], its rows sorted by expert, token and j. Those of an index
- * that is no expert's come last; what they hold is undefined.
+ * that is no expert's come last; what they hold is undefined. It may have fewer rows: an index that
+ * would have a later one then adds 0.
  *
  * adapter.a [r, K] and adapter.b [N, r], of groups and experts [E, r, K] and [E, N, r], are a
  * low-rank update (LoRA) of the weight with the same ending: adapter1 is weight1's. The layer has

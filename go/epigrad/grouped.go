@@ -99,7 +99,8 @@ type ExpertsGradients[T Element] struct {
 }
 
 // Forward writes the output and the preactivation; either may be nil. The preactivation is
-// [T k, rows of weightIn], its rows sorted by expert, then by token, then by j.
+// [T k, rows of weightIn], its rows sorted by expert, then by token, then by j. It may have fewer
+// rows: slots that would have a later one then select nothing, and less memory is used.
 func (p Experts[T]) Forward(out, preactivation *Tensor[T]) error {
 	return p.run(op.Call{Op: "experts"}, append(p.tensors(), p.adapters()...), []Operand{out, preactivation})
 }

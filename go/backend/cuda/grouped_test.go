@@ -231,3 +231,36 @@ func TestWorkspaceOfExperts(t *testing.T) {
 		}
 	}
 }
+
+// TestMovesOfRows: rows with others beside them, by elements and by vectors. A place outside of the
+// rows is none.
+func TestMovesOfRows(t *testing.T) {
+	for _, columns := range []int64{3, 8} {
+		const tokens, rows, width = 3, 4, 12
+		places := []int32{1, -1, 0, 3, rows, 2}
+		input, buffer := make([]float32, tokens*columns), make([]float32, rows*width)
+		for i := range input {
+			input[i] = float32(i)
+		}
+		in, inBase := operand(0, dtype.Float32, input, tokens, columns)
+		p, placesBase := operand(1, dtype.Int32, places, tokens, 2)
+		out, outBase := operand(2, dtype.Float32, buffer, rows, columns)
+		out.Strides[0] = width
+		header := backend.Header{DType: dtype.Float32}
+		runProblem(t, &backend.ScatterRows{Header: header, Input: in, Places: p, Out: out}, inBase, placesBase, outBase)
+		for row, token := range []int64{1, 0, 2, 1} {
+			from := buffer[row*width:]
+			require.Equal(t, input[token*columns:(token+1)*columns], from[:columns])
+			require.Equal(t, make([]float32, width-columns), from[columns:width])
+		}
+		sums := make([]float32, tokens*columns)
+		to, toBase := operand(0, dtype.Float32, sums, tokens, columns)
+		runProblem(t, &backend.CombineRows{Header: header, Input: out, Places: p, Out: to}, toBase, placesBase, outBase)
+		for i, x := range input {
+			if int64(i)/columns == 1 { // of two rows
+				x *= 2
+			}
+			require.Equal(t, x, sums[i])
+		}
+	}
+}

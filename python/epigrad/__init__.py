@@ -10,7 +10,7 @@ reading order:
     kinds         `Activation` and `Gated`: names with parameters
     plan          for callers who manage their own buffers
     integrations  epigrad inside of models that are there already
-    parallel      tensor parallelism for gated layers
+    parallel      experts over several processes, and tensor parallelism for gated layers
     webgpu        arrays on a WebGPU adapter
     errors        what is raised
     ops           the operators ``torch.ops.epigrad.*``

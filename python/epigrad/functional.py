@@ -24,8 +24,9 @@ from epigrad._core.adapters import Scales, operands_of, scaled, with_scales
 from epigrad._core.call import Call, call_of, kind_of
 from epigrad._core.checks import check_save, finite, lerp_weight, overridden, require_tensors
 from epigrad._core.launcher import DISPATCHER, Tensors, only, operator_arguments
+from epigrad._core.mixtures import InRows
 from epigrad._core.tables import OPS, row_of
-from epigrad._core.torch_state import any_autocast, constant_to_dynamo, is_traced, recorded, with_adapters
+from epigrad._core.torch_state import any_autocast, constant_to_dynamo, is_traced, recorded, watched, with_adapters
 from epigrad._core.values import LowRank
 from epigrad._core.wide import any_switched, may_be_wide
 from epigrad.kinds import ActivationLike, Gated, arguments_of
@@ -697,6 +698,14 @@ def experts(
     )
 
 
+def experts_in_rows(
+    rows: int, tensors: Tensors, kind: Any, save: str, gate: str, adapters: tuple[LowRank | None, LowRank | None]
+) -> Tensor:
+    """`experts`, no more than so many of whose slots select something. Memory and time follow from
+    them, and not from all slots."""
+    return _layers("experts", 0, tensors, kind, save, gate, adapters, rows)
+
+
 _OPERATORS = {operator.name: operator.overload for operator in (*ops.OPERATORS, *ops.ADAPTED)}
 
 
@@ -795,7 +804,9 @@ def _layers(
     save: str,
     gate: str = "second",
     adapters: tuple[LowRank | None, ...] = (),
+    rows: int | None = None,
 ) -> Tensor:
+    """What layers give. `rows` is that of `experts_in_rows`, which operators do without."""
     scales: Scales = ()
     for adapter in adapters:
         if adapter is not None:
@@ -804,7 +815,9 @@ def _layers(
             break
     if is_dynamo_compiling() and (traced := _traced(op, tensors, kind, 0, gate, save, scales)) is not None:
         return traced
-    records = recorded(required, *tensors)
+    # With rows a profiler sees kernels, and no operator.
+    looks = recorded if rows is None or watched() else loader.core().recorded
+    records = looks(required, *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf(op, tensors, kind, 0, gate, adapters, save=save)
     call = call_of(op, kind, 0, gate)
@@ -817,7 +830,8 @@ def _layers(
         positional, options = operator_arguments(call, scaled(op, scales, tensors))
         out: Tensor = ops.call(op, *positional, save=saved, adapted=row.is_adapted, **options)[0]
         return out
-    keep, core = kept(call, save), with_scales(loader.core(), scales)
+    keep = kept(call, save)
+    core = with_scales(loader.core() if rows is None else InRows(loader.core(), rows), scales)
     is_wide = records and may_be_wide(tensors)
     given = tensors = with_wide_views(call, tensors) if is_wide else tensors
     if any_autocast():

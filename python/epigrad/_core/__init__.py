@@ -16,6 +16,7 @@ In reading order:
     checks         what the core cannot see of the arguments
     launcher       who computes a call: the loaded core, or PyTorch's dispatcher
     adapters       what low-rank updates of weights, and their scales, do to a call
+    mixtures       mixtures of experts of which few slots select something
     stateless      calls without a graph
     lora           PEFT's LoRA as such updates, and what of it stays PEFT's
     projections    whether the weight of a layer may be read, or the layer has to be called

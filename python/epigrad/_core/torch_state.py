@@ -53,17 +53,21 @@ def recorded(required: int, *tensors: Any) -> bool | None:
     `torch.func`, forward mode, a dispatch mode (fake tensors, selective checkpoints, FLOP
     counters) or a profiler.
     """
+    if watched() or profiler._is_profiler_enabled:
+        return None
+    return loader.core().recorded(required, *tensors)
+
+
+def watched() -> bool:
+    """Whether something but a profiler looks at the operations of this thread."""
     # Dynamo traces this function, and to it the first answer is a constant.
-    if (
+    return (
         is_dynamo_compiling()
         or tracing_state() is not None
         or dispatch_modes() > 0
         or transforms_active()
         or forward_ad._current_level >= 0
-        or profiler._is_profiler_enabled
-    ):
-        return None
-    return loader.core().recorded(required, *tensors)
+    )
 
 
 def as_linear(*arguments: Any) -> tuple[Any, ...]:
@@ -120,6 +124,11 @@ def _cast(tensor: Tensor) -> Tensor:
 def _casts(tensor: Tensor) -> bool:
     """Whether autocast may give a tensor another dtype."""
     return tensor.is_floating_point() and tensor.dtype != torch.float64 and autocasts(tensor.device.type)
+
+
+def cast_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which autocast gives a tensor to layers."""
+    return torch.get_autocast_dtype(tensor.device.type) if _casts(tensor) else tensor.dtype
 
 
 def autocasts(device: str) -> bool:

@@ -1,0 +1,89 @@
+"""Chunks of tokens one after the other. On a GPU the rows of one travel while others are
+multiplied.
+
+Autograd runs a node's backward on the stream of its forward, and lets streams wait for each other
+where gradients pass between them. So backward overlaps as forward does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from epigrad.parallel.agreement import Chunk
+from epigrad.parallel.transport import Collect, Dispatch, Slots
+
+Multiply = Callable[[Chunk, Tensor, Tensor, Tensor], Tensor]
+"""What experts make of a chunk's rows that came here, with their indices and scales."""
+
+
+def in_chunks(
+    chunks: Sequence[Chunk], first: int, slots: Slots, input: Tensor, scale: Tensor, multiply: Multiply
+) -> Tensor:
+    """The outputs for tokens, whose rows go to other processes' experts and come back; `first` is
+    the number of this process's first expert."""
+    many = len(chunks) > 1
+    sizes = [chunk.stop - chunk.start for chunk in chunks]
+    inputs, scales, numbers = [
+        torch.split(tensor, sizes) if many else (tensor,) for tensor in (input, scale, slots.numbers)
+    ]
+    side = _Side(input.device, many and input.device.type == "cuda")
+    side.follow(input, scale, slots.numbers, *[chunk.places for chunk in chunks])
+    arrived = []
+    for place, chunk in enumerate(chunks):
+        with side.work():
+            rows = Dispatch.apply(chunk.route, chunk.places, numbers[place], first, inputs[place], scales[place])
+        arrived.append((rows, side.mark()))
+    outputs = []
+    for chunk, (rows, mark) in zip(chunks, arrived, strict=True):
+        side.join(mark, *rows)
+        product = multiply(chunk, *rows)
+        side.follow(product)
+        with side.work():
+            outputs.append(Collect.apply(chunk.route, chunk.places, product))
+    side.join(side.mark(), *outputs)
+    return torch.cat(outputs) if many else outputs[0]
+
+
+class _Side:
+    """A stream beside the current one, the main stream; or no stream, and all work in order.
+
+    Memory belongs to the stream that it was allocated on. Another stream that uses it is recorded:
+    else it might be given out again too early.
+    """
+
+    def __init__(self, device: torch.device, there: bool) -> None:
+        self.stream = _stream_of(device) if there else None
+        self.main = torch.cuda.current_stream(device) if there else None
+
+    def work(self) -> AbstractContextManager[object]:
+        """Where the side stream gets work."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def follow(self, *tensors: Tensor) -> None:
+        """Have the side stream wait for all that the main one has to do, and use these tensors."""
+        if self.stream is not None and self.main is not None:
+            self.stream.wait_stream(self.main)
+            for tensor in tensors:
+                tensor.record_stream(self.stream)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """What the side stream has to do so far."""
+        return None if self.stream is None else self.stream.record_event()
+
+    def join(self, mark: torch.cuda.Event | None, *tensors: Tensor) -> None:
+        """Have the main stream wait for that, and use these tensors."""
+        if mark is not None and self.main is not None:
+            self.main.wait_event(mark)
+            for tensor in tensors:
+                tensor.record_stream(self.main)
+
+
+@functools.cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+    return make(device)

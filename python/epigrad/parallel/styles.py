@@ -1,0 +1,161 @@
+"""What `torch.distributed.tensor.parallel.parallelize_module` does with experts, and with the
+``up`` of `epigrad.nn.GatedMLP`. Every other layer takes PyTorch's own styles.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from epigrad import errors
+from epigrad._core.mixtures import SPREAD
+from epigrad._core.tables import is_half
+from epigrad._core.wide import DECLARES
+from epigrad.nn import Experts
+from epigrad.parallel.mixture import experts
+
+
+class ExpertParallel(ParallelStyle):
+    """Spread the experts of a module over the processes of a mesh: each has as many of them, whole,
+    and tokens travel to them by `epigrad.parallel.experts`.
+
+    The module is an `epigrad.nn.Experts`, or experts of transformers that epigrad computes
+    (`epigrad.integrations.transformers.patch`, or ``set_experts_implementation("epigrad")``). Its
+    parameters become DTensors that are sharded by experts, so that state dicts and
+    `torch.distributed.checkpoint` hold all of them. It is called as before, in all processes
+    together, each with its own tokens and with the numbers of experts among all. The gradient of a
+    parameter is the sum over the tokens of all processes, not divided by anything.
+
+    Raises:
+        InvalidProblemError: (a ``ValueError``) when a module is sharded whose experts are no
+            multiple of the processes, or a mesh of several dimensions.
+        UnsupportedError: (a ``NotImplementedError``) when another module is; in a call, a parameter
+            with ``grad_dtype`` float32 before PyTorch 2.15.
+
+    Examples:
+        >>> from torch.distributed.tensor.parallel import parallelize_module
+        >>> from epigrad.parallel import ExpertParallel
+        >>> plan = {"layers.*.experts": ExpertParallel()}
+        >>> # parallelize_module(model, mesh["ep"], plan)
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        is_own = isinstance(module, Experts)
+        if not is_own and getattr(getattr(module, "config", None), "_experts_implementation", None) != "epigrad":
+            raise errors.UnsupportedError(
+                f"ExpertParallel: {type(module).__name__}, want an epigrad.nn.Experts, or transformers' experts after "
+                "epigrad.integrations.transformers.patch(model)"
+            )
+        if device_mesh.ndim != 1:
+            raise errors.InvalidProblemError(
+                f'ExpertParallel: a mesh of {device_mesh.ndim} dimensions, want one of them: mesh["ep"]'
+            )
+        parameters = list(module.named_parameters(recurse=False))
+        for name, parameter in parameters:
+            if parameter.shape[0] % device_mesh.size():
+                raise errors.InvalidProblemError(
+                    f"ExpertParallel: {name}: {parameter.shape[0]} experts, want a multiple of the mesh's "
+                    f"{device_mesh.size()} processes"
+                )
+        for name, parameter in parameters:
+            sharded = distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
+            module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+        if is_own:
+            module.forward = types.MethodType(_forward, module)
+        else:
+            module.__dict__[SPREAD] = True
+        return module
+
+
+def _forward(module: Experts, input: Tensor, index: Tensor, scale: Tensor) -> Tensor:
+    """That of `Experts`, whose parameters are sharded."""
+    whole: Any = (module.weight_in, module.bias_in, module.weight_out, module.bias_out)
+    group = whole[0].device_mesh.get_group()
+    weight_in, bias_in, weight_out, bias_out = [local(parameter) for parameter in whole]
+    options: Any = {"gate": module.gate, "save": module.save, "group": group}
+    return experts(input, index, scale, weight_in, bias_in, weight_out, bias_out, module.kind, **options)
+
+
+def local(parameter: Any) -> Any:
+    """This process's part of a parameter, which may be None."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    if not is_half(parameter.dtype) or getattr(parameter, "grad_dtype", None) is not torch.float32:
+        return parameter.to_local()
+    if not DECLARES:
+        raise errors.UnsupportedError(
+            f"ExpertParallel: a parameter whose grad_dtype is float32: PyTorch {torch.__version__} rounds its gradient "
+            "to 16 bits: want PyTorch 2.15 or newer"
+        )
+    part: Tensor = _Local.apply(parameter)
+    return part
+
+
+class _Local(Function):
+    """`DTensor.to_local` whose gradient stays float32. PyTorch would round it to the dtype of the
+    part."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor) -> Tensor:
+        ctx.set_output_grad_dtype(torch.float32)
+        ctx.mesh, ctx.placements = parameter.device_mesh, parameter.placements
+        ctx.shape, ctx.stride = parameter.shape, parameter.stride()
+        part: Tensor = parameter.to_local().detach()
+        return part
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        where = {"run_check": False, "shape": ctx.shape, "stride": ctx.stride}
+        return DTensor.from_local(grad, ctx.mesh, ctx.placements, **where)
+
+
+class GatedColwiseParallel(ColwiseParallel):
+    """Shard a `Linear` of ``2*H`` rows so that each device has its part of the values and the same
+    part of the gates.
+
+    `ColwiseParallel` would give the values to some devices and the gates to the others. Here the
+    local output ``[..., 2*H/n]`` has halves of its own, so that the gated activation needs no
+    communication, and its result is what `RowwiseParallel` takes. The parameters are DTensors as
+    ever: ``full_tensor`` has the rows in their order. A layer whose values and gates take turns
+    (``gate="odd"`` or ``"even"``) takes PyTorch's `ColwiseParallel`.
+
+    Args:
+        input_layouts: how the input lies, as in `ColwiseParallel`.
+        use_local_output: give a plain tensor; False gives a DTensor.
+
+    Raises:
+        UnsupportedError: (a ``NotImplementedError``) when a layer is sharded with PyTorch before
+            2.12, which cannot gather such shards.
+
+    Examples:
+        >>> from torch.distributed.tensor.parallel import RowwiseParallel
+        >>> from epigrad.parallel import GatedColwiseParallel
+        >>> # parallelize_module of a GatedMLP takes this plan.
+        >>> plan = {"up": GatedColwiseParallel(), "down": RowwiseParallel()}
+    """
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        if torch.__version__ < "2.12":
+            raise errors.UnsupportedError(
+                f"GatedColwiseParallel: torch: got {torch.__version__}, want 2.12 or newer, which gathers such shards"
+            )
+        for key, parameter in module.named_parameters(recurse=False):
+            sharded = distribute_tensor(
+                parameter, device_mesh, [_StridedShard(0, split_factor=2)], src_data_rank=self.src_data_rank
+            )
+            module.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: Any, use_local_output: bool, mod: nn.Module, outputs: DTensor, device_mesh: DeviceMesh
+    ) -> Any:
+        # The output lies as the rows of the weight do, which no public placement says.
+        return outputs.to_local() if use_local_output else outputs

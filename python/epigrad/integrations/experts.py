@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 
 from epigrad import errors, functional
 from epigrad._core import lora
+from epigrad._core.mixtures import SPREAD
 from epigrad._core.projections import class_name, why_called
 from epigrad._core.tables import DTYPES, is_half
 from epigrad._core.torch_state import autocasts, constant_to_dynamo
@@ -114,16 +115,28 @@ def _version() -> str:
 
 def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The output of a module of experts; the signature is transformers'."""
-    reason = obstacle(self)
-    if reason:
-        raise _refused(self, reason)
     if not is_compiling():
         self.__dict__.setdefault(_REGISTRATION, _REGISTERED)
-    kind, gate = _kind(self)
+    group = None
+    if self.__dict__.get(SPREAD):  # by epigrad.parallel.ExpertParallel
+        sharded: Any = getattr(self, _up(self))
+        group = sharded.device_mesh.get_group()
+    return computed(self, hidden_states, top_k_index, top_k_weights, group)
+
+
+def computed(
+    module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, group: Any = None
+) -> Tensor:
+    """The output of a module of experts, or where its experts are those of a process, of all that
+    the group has."""
+    reason = obstacle(module)
+    if reason:
+        raise _refused(module, reason)
+    kind, gate = _kind(module)
     # Read once: a parametrization computes what it gives each time.
-    weight_in, bias_in, weight_out, bias_out = _parameters(self)
+    weight_in, bias_in, weight_out, bias_out = _parameters(module)
     if weight_in.dtype not in DTYPES.values():
-        raise _refused(self, f"a parameter is of {weight_in.dtype}")
+        raise _refused(module, f"a parameter is of {weight_in.dtype}")
     # Not flattened where it has two dimensions: FSDP2's hooks refuse some outputs that are views.
     input = hidden_states if hidden_states.dim() == 2 else hidden_states.flatten(0, -2)
     index = (top_k_index if top_k_index.dim() == 2 else top_k_index.flatten(0, -2)).to(torch.int64)
@@ -134,10 +147,16 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
         if scale.dtype != torch.float32 or weight_in.dtype == torch.float64:
             scale = scale.to(weight_in.dtype)
     parameters = (weight_in, bias_in, weight_out, bias_out)
-    given = self.__dict__.get(_ADAPTERS, {})
-    adapters = {"adapter_in": given.get(_up(self)), "adapter_out": given.get("down_proj")}
-    if getattr(self, "has_post_expert_norm", False):
-        out = _normed(self, input, index, scale, *parameters, kind, gate, **adapters)
+    given = module.__dict__.get(_ADAPTERS, {})
+    adapters = {"adapter_in": given.get(_up(module)), "adapter_out": given.get("down_proj")}
+    if getattr(module, "has_post_expert_norm", False):
+        if group is not None:
+            raise _refused(module, "it has a norm after each expert, which epigrad.parallel has not")
+        out = _normed(module, input, index, scale, *parameters, kind, gate, **adapters)
+    elif group is not None:
+        from epigrad import parallel  # which imports torch.distributed.tensor
+
+        out = parallel.experts(input, index, scale, *parameters, kind, gate=gate, group=group, **adapters)
     else:
         out = functional.experts(input, index, scale, *parameters, kind, gate=gate, **adapters)
     out = out.to(hidden_states.dtype)
@@ -221,13 +240,17 @@ def _up(module: nn.Module) -> str:
 def _parameters(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """The parameters as `epigrad.experts` takes them, in their own memory."""
     up = _up(module)
-    weight_in: Tensor = getattr(module, up)
-    weight_out: Tensor = module.down_proj
+
+    def own(name: str) -> Any:
+        parameter = getattr(module, name)
+        return parameter.to_local() if module.__dict__.get(SPREAD) else parameter
+
+    weight_in, weight_out = own(up), own("down_proj")
     if module.is_transposed:
         weight_in, weight_out = weight_in.transpose(1, 2), weight_out.transpose(1, 2)
     if not module.has_bias:
         return weight_in, None, weight_out, None
-    return weight_in, getattr(module, f"{up}_bias"), weight_out, module.down_proj_bias
+    return weight_in, own(f"{up}_bias"), weight_out, own("down_proj_bias")
 
 
 def _normed(

@@ -11,8 +11,10 @@ this module registers the rules.
                 nothing comes after it
     batch       operands sharded by a leading dimension: gradients of weights and biases are
                 partial sums
-    whole       a mixture of experts is replicated; expert parallelism gives each device its own
-                experts as local tensors
+    hidden      a block's first weight by its rows, its last one by its columns: the output is a
+                partial sum. A mixture of experts likewise; expert parallelism instead gives each
+                device its own experts as local tensors
+    adapters    lie as their weight does: `b` is sharded by its rows, `a` by its columns
 """
 
 from __future__ import annotations
@@ -98,14 +100,25 @@ def _gated_linear(given: Given) -> list[Way]:
     return ways
 
 
-def _gated_mlp(given: Given) -> list[Way]:
-    """The halves of the first layer would be on different devices, so it is sharded by rows."""
-    return [_whole(5), *_rows(given["input"].ndim, 5)]
+def _hidden(given: Given, rows: int, hidden: int) -> list[Callable[[int], Any]]:
+    """How devices may have parts of a block's hidden features: the placement of its first weight's
+    rows, by their dimension. Halves need PyTorch 2.12, as those of a gated layer.
+    """
+    if rows == hidden or given.get("gate", "second") in ("odd", "even"):
+        return [Shard]
+    return [partial(_strided, factor=2)] if torch.__version__ >= "2.12" else []
 
 
-def _mlp(given: Given) -> list[Way]:
-    columns = [Replicate(), Shard(0), Shard(0), Shard(1), Partial()]
-    return [*_gated_mlp(given), (columns, Shard(given["input"].ndim - 1), Partial())]
+def _block(first: str, last: str, given: Given) -> list[Way]:
+    rank = given["input"].ndim
+    return [
+        _whole(5),
+        *_rows(rank, 5),
+        *[
+            ([Replicate(), part(0), part(0), Shard(1), Partial()], part(rank - 1), Partial())
+            for part in _hidden(given, given[first].shape[0], given[last].shape[1])
+        ],
+    ]
 
 
 def _grouped_linear(given: Given) -> list[Way]:
@@ -114,7 +127,15 @@ def _grouped_linear(given: Given) -> list[Way]:
 
 
 def _experts(given: Given) -> list[Way]:
-    return [_whole(7)]
+    """Every device needs all rows, too: of each expert it has all, or a part."""
+    whole = [Replicate() for _ in range(3)]
+    return [
+        _whole(7),
+        *[
+            ([*whole, part(1), part(1), Shard(2), Partial()], part(1), Partial())
+            for part in _hidden(given, given["weight_in"].shape[1], given["weight_out"].shape[2])
+        ],
+    ]
 
 
 def _everywhere(given: Given, *names: str) -> list[Way]:
@@ -167,8 +188,8 @@ _WAYS: dict[str, Callable[[Given], list[Way]]] = {
     "lerp": _lerp,
     **{name: partial(_learnable, OPS[name].tensors[1:]) for name in formulas.LEARNABLE},
     "gated_linear": _gated_linear,
-    "mlp": _mlp,
-    "gated_mlp": _gated_mlp,
+    "mlp": partial(_block, "weight1", "weight2"),
+    "gated_mlp": partial(_block, "weight_in", "weight_out"),
     "grouped_linear": _grouped_linear,
     "experts": _experts,
 }
@@ -180,21 +201,25 @@ def _rules(operator: Operator) -> Callable[..., list[Rule]]:
 
     def rules(*arguments: Any, **options: Any) -> list[Rule]:
         given = dict(zip(operator.names, arguments, strict=False)) | options
-        ways = [each for each in map(partial(_adapted, row), _WAYS[row.forward](given)) if each is not None]
+        ways = [_adapted(row, given, way) for way in _WAYS[row.forward](given)]
         found = [rule(operator, given, way) for way in ways]
         return [each for each in found if each is not None]
 
     return rules
 
 
-def _adapted(row: Operation, way: Way) -> Way | None:
-    """A way with replicated adapters, whose weights then are too."""
+def _adapted(row: Operation, given: Given, way: Way) -> Way:
+    """A way with adapters, if the operation has some."""
     operands, hidden, out = way
     if not row.is_adapted:
         return way
-    if isinstance(out, Partial) or not all(operand.is_replicate() for operand in operands[1:]):
-        return None
-    return [*operands, *[Replicate()] * (2 * len(row.adapters))], hidden, out
+    adapters: Placements = []
+    for name in row.adapters:
+        weight = name.replace("adapter", "weight")
+        placement = operands[OPS[row.forward].tensors.index(weight)]
+        in_columns = placement.is_shard(given[weight].ndim - 1)
+        adapters += [placement, Replicate()] if in_columns else [Replicate(), placement]
+    return [*operands, *adapters], hidden, out
 
 
 def _is_plain(operator: Operator, given: Given) -> bool:
@@ -227,10 +252,10 @@ def _gradient_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
         if forward.keeps == "output" and again:
             return None
         # Each part of a partial sum gets the whole gradient, and so does the bias that it has. A
-        # tensor that every shard uses gets its part of a sum.
+        # tensor that every shard uses gets its part of a sum: a scale, whose gradient needs the
+        # bias, too.
         out = Replicate()
         grads = [Replicate() if isinstance(o, Partial) else Partial() if o.is_replicate() else o for o in operands]
-        operands = [Replicate() if isinstance(o, Partial) else o for o in operands]
     else:
         grads = [_part_of(operand, out) for operand in operands]
     placements = dict(zip(forward.tensors, operands, strict=True))

@@ -23,7 +23,7 @@ from epigrad import errors
 from epigrad._autograd.engine import accumulates
 from epigrad._core.call import Call
 from epigrad._core.tables import backward_row, is_half, row_of
-from epigrad._core.wide import DECLARES, SWITCHED
+from epigrad._core.wide import DECLARES, SWITCHED, asks_for_float32
 
 _OP = "accumulate_main_grad"
 
@@ -210,13 +210,7 @@ def _sink(tensor: Tensor | None) -> Sink | None:
     owner = tensor if tensor in _switched else tensor._base
     if owner is not None and owner in _switched and getattr(owner, "main_grad", None) is not None:
         return Sink(owner, tensor)
-    return Sink(None, tensor) if _asks_for_float32(tensor) else None
-
-
-def _asks_for_float32(tensor: Tensor) -> bool:
-    if not is_half(tensor.dtype) or not (tensor.is_leaf or DECLARES):
-        return False
-    return getattr(tensor, "grad_dtype", None) is torch.float32
+    return Sink(None, tensor) if asks_for_float32(tensor) else None
 
 
 class _View(torch.autograd.Function):
@@ -250,7 +244,7 @@ def with_wide_views(call: Call, tensors: tuple[Tensor | None, ...]) -> tuple[Ten
         if tensor is None or not is_half(tensor.dtype) or not tensor.requires_grad:
             continue
         base = tensor._base
-        if base is None or not base.is_leaf or not _asks_for_float32(base) or base in _switched:
+        if base is None or not base.is_leaf or not asks_for_float32(base) or base in _switched:
             continue
         if not DECLARES:
             raise errors.UnsupportedError(

@@ -35,8 +35,16 @@ def may_be_wide(tensors: Iterable[Tensor | None]) -> bool:
         if tensor is None or not is_half(tensor.dtype) or not tensor.requires_grad:
             continue
         for owner in (tensor, tensor._base):
-            if owner is None or not (owner.is_leaf or DECLARES):
-                continue
-            if getattr(owner, "grad_dtype", None) is torch.float32:
+            if owner is not None and asks_for_float32(owner):
                 return True
     return False
+
+
+def asks_for_float32(tensor: Tensor) -> bool:
+    """Whether a tensor of 16 bits has ``grad_dtype`` float32. While backward runs FSDP2 sets None
+    (PyTorch 2.15), for any dtype: reentrant checkpoints call functions then.
+    """
+    if not is_half(tensor.dtype) or not (tensor.is_leaf or DECLARES):
+        return False
+    dtype = getattr(tensor, "grad_dtype", tensor.dtype)
+    return dtype is torch.float32 or (dtype is None and torch._C._current_graph_task_id() != -1)

@@ -56,7 +56,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "parity: one case compared with the float64 reference by the tolerance rule")
     config.addinivalue_line(
-        "markers", "feature(names): what of PyTorch a test runs an operator under: docs/features.md"
+        "markers", "feature(names, rows): what of PyTorch a test runs an operator under: docs/features.md"
     )
     config.addinivalue_line("markers", "thorough: left to `make check`; `make test` does not run it")
     config.addinivalue_line("markers", "nightly: left to `make nightly`")

@@ -43,7 +43,7 @@ def test_the_table_of_other_machines_is_what_they_have_recorded() -> None:
 
 
 def test_a_page_is_read_as_it_was_written() -> None:
-    cells = {("compile", "linear", "cpu"), ("TP", "mlp", "cuda"), ("eager", "lerp", "cpu")}
+    cells = {("compile", "linear", "cpu"), ("TP", "mlp", "cuda"), ("eager", "mlp + LowRank", "cpu")}
     run = Record("2026-11-21", "1 x GPU", {"torch": "2.12.0", "python": "3.12.3"}, (("TP", "mlp", "cuda"),))
     page = features.write(cells, {"a.json": run})
     assert features.read(page) == cells

@@ -1,20 +1,24 @@
 """One of the processes of test_distributed.py: trains small networks in parallel, and each check
 beside one process.
 
-    python -m tests.pytorch.distributed RANK WORLD PORT DEVICE
+    python -m tests.pytorch.distributed RANK WORLD PORT DEVICE [CHECK]...
 
-Prints a line ``ok CHECK FUNCTION`` for each check that passed, and ends with the first failure's
-traceback.
+runs these checks, or all. Prints a line ``ok CHECK: FUNCTION`` for each that passed, and ends with
+the first failure's traceback.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import copy
+import operator
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import epigrad
@@ -30,111 +34,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.pytorch.networks import FEATURES, NETWORKS, WHOLE, Again, Mixture
+from tests.support import adapters
 from tests.support.operators import FUNCTIONS, NAMES
 from tests.support.repository import ROOT
 
-FEATURES = 6
 ROWS = 8
-
-
-class Product(nn.Module):
-    """Parameters of its own for a product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(FEATURES, FEATURES))
-        self.bias = nn.Parameter(torch.randn(FEATURES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return epigrad.matmul_bias_activation(x, self.weight, self.bias, "silu")
-
-
-class Gate(nn.Module):
-    """Value and gate by two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value, self.gate = nn.Linear(FEATURES, 8), nn.Linear(FEATURES, 8)
-        self.down = nn.Linear(8, FEATURES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(epigrad.gated_product(self.value(x), self.gate(x)))
-        return out
-
-
-class GatedLayer(nn.Module):
-    """A gated linear layer with parameters of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value, self.gate = (nn.Parameter(torch.randn(8, FEATURES)) for _ in range(2))
-        self.value_bias, self.gate_bias = (nn.Parameter(torch.randn(8)) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return epigrad.gated_linear(x, self.value, self.gate, self.value_bias, self.gate_bias)
-
-
-class GroupedLayer(nn.Module):
-    """A linear layer with a weight for rows whose first feature is negative, and one for others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(2, 5, FEATURES)), nn.Parameter(torch.randn(2, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, order = x[:, 0].detach().sort()
-        ends = torch.stack([(first < 0).sum(), torch.tensor(len(x), device=x.device)])
-        return epigrad.grouped_linear(x[order], self.weight, self.bias, "gelu", offsets=ends)
-
-
-class Mixture(nn.Module):
-    """Experts with a router that is no part of the training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = epigrad.nn.Experts(FEATURES, 8, 3, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale, index = x[:, :3].softmax(-1).topk(2)
-        out: Tensor = self.experts(x, index, scale)
-        return out
-
-
-class Pointwise(nn.Module):
-    """An activation by itself."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return epigrad.activation(x, "gelu")
-
-
-class Mix(nn.Module):
-    """A learned interpolation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(FEATURES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return epigrad.lerp(x, x.roll(1, -1), self.weight)
-
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "matmul_bias_activation": Product,
-    "linear": lambda: epigrad.nn.Linear(FEATURES, FEATURES, activation="gelu"),
-    "activation": lambda: nn.Sequential(epigrad.nn.Linear(FEATURES, FEATURES), Pointwise()),
-    "gated_activation": lambda: nn.Sequential(epigrad.nn.Linear(FEATURES, 12), epigrad.nn.GatedActivation()),
-    "gated_product": Gate,
-    "lerp": Mix,
-    "prelu": lambda: epigrad.nn.PReLU(FEATURES),
-    "xielu": epigrad.nn.XIELU,
-    "gated_linear": GatedLayer,
-    "mlp": lambda: epigrad.nn.MLP(FEATURES, 8),
-    "gated_mlp": lambda: epigrad.nn.GatedMLP(FEATURES, 8, bias=True),
-    "grouped_linear": GroupedLayer,
-    "experts": Mixture,
-}
 
 
 def network(op: str, device: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module, Tensor]:
@@ -154,6 +62,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 def assert_same_training(parallel: nn.Module, alone: nn.Module, **tolerance: float) -> None:
     for (name, one), other in zip(parallel.named_parameters(), alone.parameters(), strict=True):
+        if not other.requires_grad:
+            assert one.grad is None, name
+            continue
         assert one.grad is not None and other.grad is not None, name
         torch.testing.assert_close(whole(one.grad).double(), other.grad.double(), **tolerance)
 
@@ -163,23 +74,33 @@ def piece(x: Tensor) -> Tensor:
 
 
 def ddp(op: str, mesh: DeviceMesh, device: str) -> None:
-    model, alone, x = network(op, device)
-    parallel = DistributedDataParallel(model)
-    for _ in range(2):
-        loss(parallel, piece(x)).backward()
-        loss(alone, x).backward()
-    assert_same_training(parallel, alone, rtol=1e-6, atol=1e-7)
+    for spread in (DistributedDataParallel, lambda model: DistributedDataParallel(Again(model))):
+        model, alone, x = network(op, device)
+        parallel = spread(model)
+        for _ in range(2):
+            loss(parallel, piece(x)).backward()
+            loss(alone, x).backward()
+        assert_same_training(parallel, alone, rtol=1e-6, atol=1e-7)
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, **options: Any) -> None:
+    """FSDP2 of a network and of its layers: those of a block too, whose hooks gather their
+    parameters."""
+    for module in (*model.children(), model):
+        fully_shard(module, mesh=mesh, **options)
 
 
 def fsdp2(op: str, mesh: DeviceMesh, device: str) -> None:
-    model, alone, x = network(op, device)
-    for layer in model.children():
-        # the layers of a block too, whose hooks gather their parameters
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    loss(model, piece(x)).backward()
-    loss(alone, x).backward()
-    assert_same_training(model, alone, rtol=1e-6, atol=1e-7)
+    for again in (False, True):
+        for reshard in (False, True):
+            model, alone, x = network(op, device)
+            shard(model, mesh, reshard_after_forward=reshard)
+            parallel = Again(model) if again else model
+            total = loss(parallel, piece(x))
+            assert all(isinstance(parameter, DTensor) == reshard for parameter in model.parameters())
+            total.backward()
+            loss(alone, x).backward()
+            assert_same_training(parallel, alone, rtol=1e-6, atol=1e-7)
     # Mixed precision: parameters and inputs in bfloat16, gradients summed and kept in float32.
     model, alone, x = network(op, device, torch.float32)
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
@@ -187,8 +108,31 @@ def fsdp2(op: str, mesh: DeviceMesh, device: str) -> None:
     model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     loss(model, piece(x)).backward()
     loss(alone.bfloat16(), x.bfloat16()).backward()
-    assert seen == [torch.bfloat16] and all(p.grad.dtype == torch.float32 for p in model.parameters())
+    assert seen == [torch.bfloat16]
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
     assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
+
+
+GATED_COLUMNS = torch.__version__ >= "2.12"
+"""Whether this version of PyTorch has what columns of two halves need."""
+TWO_HALVES = ("gated_linear", adapters.ADAPTED["gated_linear"], "gated_mlp", "experts")
+
+GATE = "second" if GATED_COLUMNS else "odd"
+
+
+def halves(dim: int) -> Any:
+    """The same part of values and gates."""
+    return _StridedShard(dim, split_factor=2) if GATED_COLUMNS else Shard(dim)
+
+
+def with_adapters(op: str) -> list[Any]:
+    """Placements of a call with adapters, which lie as their weight does."""
+    found = list(COLUMNS[op])
+    for place in adapters.weights(op):
+        weight = COLUMNS[op][place]
+        in_columns = weight.is_shard(len(adapters.CALLS[op][1][place]) - 1)
+        found += [weight, Replicate()] if in_columns else [Replicate(), weight]
+    return found
 
 
 COLUMNS = {
@@ -203,18 +147,28 @@ COLUMNS = {
     "xielu": [Shard(1), Replicate(), Replicate()],
     "gated_linear": [Replicate(), *[Shard(0)] * 4],
     "mlp": [Replicate(), Shard(0), Shard(0), Shard(1), Replicate()],
-    "gated_mlp": [Shard(0), Replicate(), Replicate(), Replicate(), Replicate()],
+    "gated_mlp": [Replicate(), halves(0), halves(0), Shard(1), Replicate()],
     "grouped_linear": [Replicate(), Shard(1), Shard(1)],
-    "experts": [Replicate()] * 6,
+    "experts": [Replicate(), Replicate(), halves(1), halves(1), Shard(2), Replicate()],
 }
-GROUPED = ("grouped_linear", "experts")
+COLUMNS |= {row: with_adapters(op) for op, row in adapters.ADAPTED.items()}
+GROUPED = tuple(name for op in ("grouped_linear", "experts") for name in (op, adapters.ADAPTED[op]))
 """Functions that also take a tensor of integers, which every device has whole."""
+
+
+def call_of(op: str, device: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """A function and its tensors."""
+    if op in FUNCTIONS:
+        return FUNCTIONS[op].function, FUNCTIONS[op].tensors(device, torch.float64)
+    (plain,) = (name for name, row in adapters.ADAPTED.items() if row == op)
+    tensors = adapters.drawn(plain, torch.float64, torch.float64)
+    options = {"gate": GATE} if plain in ("gated_mlp", "experts") else {}
+    return partial(adapters.call, plain, **options), adapters.leaves([tensor.to(device) for tensor in tensors])
 
 
 def placed(op: str, mesh: DeviceMesh, device: str, placements: Sequence[Any]) -> None:
     """The function on DTensors communicates nothing, and has the gradients of whole tensors."""
-    function = FUNCTIONS[op].function
-    tensors = FUNCTIONS[op].tensors(device, torch.float64)
+    function, tensors = call_of(op, device)
     shards = [
         distribute_tensor(t.detach(), mesh, [way]).requires_grad_() for t, way in zip(tensors, placements, strict=True)
     ]
@@ -237,9 +191,6 @@ def _placements_of_gradient(out: Any) -> list[Any]:
     return [Replicate() if way.is_partial() else way for way in out.placements]
 
 
-GATED_COLUMNS = torch.__version__ >= "2.12"
-"""Whether this version of PyTorch has what columns of two halves need."""
-
 PLANS: dict[str, Callable[[], dict[str, Any]]] = {
     "gated_product": lambda: {"value": ColwiseParallel(), "gate": ColwiseParallel(), "down": RowwiseParallel()},
     "mlp": lambda: {"up": ColwiseParallel(), "down": RowwiseParallel()},
@@ -248,12 +199,13 @@ PLANS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
-    if op in GROUPED:
+    if op == "experts":
+        split_experts(mesh, device)
+    if GATED_COLUMNS or op not in TWO_HALVES:
         with implicit_replication():
             placed(op, mesh, device, COLUMNS[op])
+    if op in GROUPED:
         return
-    if op != "gated_linear" or GATED_COLUMNS:
-        placed(op, mesh, device, COLUMNS[op])
     # And by rows.
     rest: Any = Shard(0) if op in ("gated_product", "lerp") else Replicate()
     by_rows = [Shard(0), *[rest] * (len(COLUMNS[op]) - 1)]
@@ -277,10 +229,33 @@ def tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
         assert torch.equal(whole(one), other), name
 
 
+def split_experts(mesh: DeviceMesh, device: str) -> None:
+    """Experts with a part of their hidden features on each device."""
+    for gate in ("odd", *(["second"] if GATED_COLUMNS else [])):
+        torch.manual_seed(7)
+        model = Mixture(gate).to(device, torch.float64)
+        alone, x = copy.deepcopy(model), torch.randn(ROWS, FEATURES, device=device, dtype=torch.float64)
+        recipes()["split_experts"](model.experts, mesh)
+        for one, other in list(zip(model.experts.parameters(), alone.experts.parameters(), strict=True))[:3]:
+            assert one.to_local().numel() * dist.get_world_size() == other.numel()  # type: ignore[attr-defined]
+        x_alone = x.clone().requires_grad_()
+        x.requires_grad_()
+        with CommDebugMode() as communication:
+            loss(model, x).backward()
+        # One sum of outputs forward; backward one of the input's gradients, and one of the scales'.
+        assert set(communication.get_comm_counts()) == {torch.ops.c10d_functional.all_reduce}
+        assert communication.get_total_counts() == 3
+        loss(alone, x_alone).backward()
+        torch.testing.assert_close(x.grad, x_alone.grad)
+        assert_same_training(model, alone, rtol=1e-6, atol=1e-7)
+
+
 def refused(op: str, mesh: DeviceMesh, device: str) -> None:
     """A layer with an activation is not sharded as a linear one. A gated layer whose halves lie
-    apart says so, or is gathered where it is known.
+    apart says so, or is gathered where it is known. So do float32 gradients where there are none.
     """
+    if op in ("linear", "experts") and HAS_GRAD_DTYPE:
+        float32_refused(op, mesh, device)
     if op == "linear":
         model, _, _ = network(op, device)
         with pytest.raises(NotImplementedError, match=r"ColwiseParallel currently only support nn\.Linear"):
@@ -299,79 +274,196 @@ def refused(op: str, mesh: DeviceMesh, device: str) -> None:
     torch.testing.assert_close(parallelize_module(model, mesh, plan)(x), alone(x))
 
 
+@cache
 def recipes() -> dict[str, Any]:
-    """What docs/pytorch.md defines for several processes."""
-    page = (ROOT / "docs" / "pytorch.md").read_text()
-    scope: dict[str, Any] = {"torch": torch}
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        if "torch.distributed" in block:
-            exec(compile(block, "docs/pytorch.md", "exec"), scope)
+    """The functions and classes that pages define for several processes."""
+    scope: dict[str, Any] = {}
+    for name in ("pytorch.md", "howto/parallel.md"):
+        for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL):
+            tree = ast.parse(block)
+            tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+            exec(compile(tree, name, "exec"), scope)
     return scope
 
 
-def assert_not_rounded(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        grad: Any = parameter.grad
-        own = grad.to_local() if isinstance(grad, DTensor) else grad
-        assert own.dtype == torch.float32
-        assert not own.numel() or not torch.equal(own, own.bfloat16().float()), f"{name} was rounded"
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+
+
+class Exact:
+    """A network whose gradients in float32 are exact, and have more bits than bfloat16: operands
+    and values inside are small whole numbers, of which gradients are sums.
+    """
+
+    def __init__(self, op: str, device: str, dtype: torch.dtype) -> None:
+        def drawn(shape: tuple[int, ...], low: int, high: int) -> Tensor:
+            return torch.randint(low, high + 1, shape, generator=generator).to(device)
+
+        generator = torch.Generator().manual_seed(7)
+        self.model = WHOLE[op]().to(device)
+        for parameter in self.model.parameters():
+            # PEFT has adapters in float32 beside frozen layers of 16 bits
+            parameter.data = drawn(parameter.shape, -1, 1).to(dtype if parameter.requires_grad else torch.bfloat16)
+        self.alone = copy.deepcopy(self.model).double()
+        self.x = drawn((1024, FEATURES), 0, 2)
+        self.grad_output = drawn(self.alone(self.x.double()).shape, 0, 2)
+        (self.alone(self.x.double()) * self.grad_output).sum().backward()
+
+    def backward(self, parallel: nn.Module) -> None:
+        """Backward of this process's piece of the batch."""
+        out = parallel(piece(self.x).bfloat16().requires_grad_())
+        assert out.dtype == torch.bfloat16
+        (out.double() * piece(self.grad_output)).sum().backward()
+
+    def check(self, times: int, of: Callable[[Any], Any] = operator.attrgetter("grad")) -> None:
+        """The mean over processes of so many equal batches."""
+        for (name, parameter), other in zip(self.model.named_parameters(), self.alone.parameters(), strict=True):
+            if not other.requires_grad:
+                continue
+            assert other.grad is not None
+            want = other.grad * times / dist.get_world_size()
+            assert of(parameter).dtype == torch.float32, name
+            assert torch.equal(whole(of(parameter)).double(), want), name
+            assert want.ndim == 1 or not torch.equal(want, want.bfloat16().double()), f"bfloat16 has {name}"
+
+
+HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")
+FOLLOWS_GRAD_DTYPE = torch.__version__ >= "2.15"
+"""Whether FSDP2 does, and functions can declare the dtype of gradients."""
+
+
+def asking(model: nn.Module) -> nn.Module:
+    """The model, whose gradients shall be float32."""
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    return model
+
+
+def with_main_grads(model: nn.Module) -> nn.Module:
+    """The model, whose parameters have `main_grad`."""
+    for parameter in model.parameters():
+        parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+    return model
+
+
+@contextlib.contextmanager
+def without_sums(parallel: Any) -> Iterator[None]:
+    """Gradients stay with their process."""
+    if isinstance(parallel, DistributedDataParallel):
+        with parallel.no_sync():
+            yield
+        return
+    parallel.set_requires_gradient_sync(False)
+    yield
+    parallel.set_requires_gradient_sync(True)
 
 
 def float32_gradients(op: str, mesh: DeviceMesh, device: str) -> None:
-    """Gradients in float32 of a model in bfloat16, by grad_dtype; main_grad is refused."""
-    if op not in ("mlp", "gated_linear", "experts") or not hasattr(torch.Tensor, "grad_dtype"):
+    """Gradients of 16-bit operands are float32, and summed in float32."""
+    if not HAS_GRAD_DTYPE:
         return
-    page = recipes()
-    ways: list[Callable[[nn.Module], Any]] = [
-        lambda model: page["shard"](model, (), mesh),
-        lambda model: page["replicate"](model, (), device, dist.get_world_size()),
+    page, world = recipes(), dist.get_world_size()
+    wide, half = torch.float32, torch.bfloat16
+
+    def sharded(model: nn.Module, recipe: str = "shard") -> nn.Module:
+        page[recipe](model, (), *([mesh] if recipe == "shard" else [device, world]))
+        return model
+
+    def by_policy(model: nn.Module, reduce_dtype: torch.dtype | None = wide) -> nn.Module:
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(half, reduce_dtype))
+        return model
+
+    def by_grad_dtype(model: nn.Module) -> nn.Module:
+        fully_shard(asking(model), mesh=mesh)
+        return model
+
+    def by_itself(model: nn.Module) -> nn.Module:
+        fully_shard(model, mesh=mesh)
+        return model
+
+    ways: list[tuple[torch.dtype, Callable[[nn.Module], nn.Module]]] = [
+        (wide, sharded),
+        (wide, lambda model: sharded(model, "replicate")),
+        (wide, lambda model: sharded(Again(model, reentrant=True))),
     ]
-    if torch.__version__ >= "2.15":  # where FSDP2 asks for float32 by itself
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        ways.append(lambda model: fully_shard(model, mesh=mesh, mp_policy=policy))
-    for spread in ways:
-        model, alone, x = network(op, device, torch.float32)
-        spread(model)
-        loss(model, piece(x)).backward()
-        loss(alone.bfloat16(), x.bfloat16()).backward()
-        assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
-        model.zero_grad()
-        # of one process alone: a sum of rounded numbers may have more bits than they have
-        (loss(model, piece(x)) * (dist.get_rank() == 0)).backward()
-        assert_not_rounded(model)
-    # DDP's buckets have the parameters' dtype, so the sum is the loop's own.
-    model, alone, x = network(op, device, torch.bfloat16)
-    for parameter in model.parameters():
-        parameter.grad_dtype = torch.float32
-    loss(model, piece(x)).backward()
-    assert_not_rounded(model)
-    page["average_gradients"](model)
-    loss(alone, x).backward()
-    assert_same_training(model, alone, rtol=2e-2, atol=2e-3)
-    if op == "mlp":
-        main_grad_refused(op, mesh, device)
+    if FOLLOWS_GRAD_DTYPE:
+        ways += [
+            (wide, by_policy),
+            (wide, lambda model: by_policy(model, None)),
+            (wide, lambda model: by_policy(Again(model))),
+            (wide, lambda model: by_policy(Again(model, reentrant=True))),
+            (half, by_grad_dtype),
+            (half, lambda model: by_grad_dtype(Again(model, reentrant=True))),
+            (wide, lambda model: DistributedDataParallel(page["In16Bits"](model))),
+            (wide, lambda model: DistributedDataParallel(Again(page["In16Bits"](model)))),
+        ]
+    if op in adapters.ADAPTED.values():
+        ways = [(wide, DistributedDataParallel), (wide, by_itself), (wide, lambda model: by_itself(Again(model)))]
+    for dtype, spread in ways:
+        exact = Exact(op, device, dtype)
+        parallel = spread(exact.model)
+        with without_sums(parallel):
+            exact.backward(parallel)
+        exact.backward(parallel)
+        exact.check(2)
+    if op not in adapters.ADAPTED.values():
+        main_grads(op, mesh, device)
 
 
-def main_grad_refused(op: str, mesh: DeviceMesh, device: str) -> None:
-    """Where a parameter's gradient has to come to `.grad`, or is a shard."""
-    model, _, x = network(op, device, torch.bfloat16)
-    for parameter in model.parameters():
-        parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+def main_grads(op: str, mesh: DeviceMesh, device: str) -> None:
+    """Sums over batches in float32 by the loop itself, in `grad` and in `main_grad`; by FSDP2."""
+    average, keep = recipes()["average"], recipes()["keep_main_grad"]
+    for name in ("grad", "main_grad"):
+        exact = Exact(op, device, torch.bfloat16)
+        parameters = list(exact.model.parameters())
+        if name == "grad":
+            asking(exact.model)
+        else:
+            with_main_grads(exact.model)
+            handle = epigrad.accumulate_main_grad(exact.model)
+        for _ in range(2):
+            exact.backward(exact.model)
+        assert all((parameter.grad is None) == (name == "main_grad") for parameter in parameters)
+        average([getattr(parameter, name) for parameter in parameters])
+        exact.check(2, operator.attrgetter(name))
+    handle.remove()
+    exact = Exact(op, device, torch.float32)
+    recipes()["shard"](exact.model, (), mesh)
+    keep(exact.model)
+    for _ in range(2):
+        exact.backward(exact.model)
+        assert all(parameter.grad is None for parameter in exact.model.parameters())
+    exact.check(2, operator.attrgetter("main_grad"))
+
+
+def float32_refused(op: str, mesh: DeviceMesh, device: str) -> None:
+    """Where a parameter's gradient has to come to `.grad` and have its dtype, or is a shard."""
+    exact = Exact(op, device, torch.bfloat16)
+    with pytest.raises(RuntimeError, match="Expected BFloat16, got Float"):
+        exact.backward(DistributedDataParallel(asking(exact.model)))
+    model = with_main_grads(Exact(op, device, torch.bfloat16).model)
     handle = epigrad.accumulate_main_grad(model)
     with pytest.raises(errors.UnsupportedError, match="under DistributedDataParallel"):
-        DistributedDataParallel(model)(piece(x))
+        exact.backward(DistributedDataParallel(model))
     fully_shard(model, mesh=mesh)
     with pytest.raises(errors.UnsupportedError, match="a sharded parameter"):
         epigrad.accumulate_main_grad(model)
     with pytest.raises(errors.UnsupportedError, match="FSDP was applied to the module afterwards"):
-        model(piece(x))
+        exact.backward(model)
     handle.remove()
 
 
-CHECKS = {"DDP": ddp, "FSDP2": fsdp2, "TP": tensor_parallel, "refused": refused, "float32 gradients": float32_gradients}
+ALL = (*NAMES, *adapters.ADAPTED.values())
+CHECKS: dict[str, tuple[Callable[[str, DeviceMesh, str], None], Iterable[str]]] = {
+    "DDP": (ddp, ALL),
+    "FSDP2": (fsdp2, ALL),
+    "TP": (tensor_parallel, ALL),
+    "float32 gradients": (float32_gradients, WHOLE),
+    "refused": (refused, ("linear", "gated_mlp", "experts")),
+}
+"""What is checked, and of which functions."""
 
 
-def main(rank: int, world: int, port: int, device: str) -> None:
+def main(rank: int, world: int, port: int, device: str, *names: str) -> None:
     warnings.simplefilter("ignore")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
@@ -379,13 +471,14 @@ def main(rank: int, world: int, port: int, device: str) -> None:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     mesh = init_device_mesh(device, (world,))
-    for name, check in CHECKS.items():
-        for op in NAMES:
+    for name in names or CHECKS:
+        check, ops = CHECKS[name]
+        for op in ops:
             try:
                 check(op, mesh, device)
             except Exception as error:
                 raise AssertionError(f"{name} {op}") from error
-            print("ok", name, op, flush=True)
+            print(f"ok {name}: {op}", flush=True)
     dist.destroy_process_group()
     # Gloo's threads may hold tensors still, and end the process with SIGABRT if the interpreter
     # ends under them (pytorch/pytorch#179291).
@@ -394,4 +487,4 @@ def main(rank: int, world: int, port: int, device: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

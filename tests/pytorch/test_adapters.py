@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 from typing import Any
@@ -13,11 +14,13 @@ from epigrad import LowRank, backward, errors, forward, ops
 from epigrad._core.checks import shares_memory
 from torch import Tensor
 from torch.func import grad, jvp, vmap
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support import adapters
-from tests.support.adapters import CALLS, leaves
+from tests.support.adapters import ADAPTED, CALLS, leaves
 from tests.support.devices import on_devices
+from tests.support.features import feature
 from tests.support.layouts import assert_same_bits
 from tests.support.tiers import in_turns, thorough
 
@@ -31,6 +34,7 @@ def gradients(op: str, inputs: list[Tensor], call: Any = adapters.call, **option
     return [out.detach(), *torch.autograd.grad(out.double().sin().sum(), wanted)]
 
 
+@feature("eager", rows=ADAPTED)
 @each_call
 def test_gradients_of_any_order(op: str) -> None:
     inputs = leaves(adapters.drawn(op, torch.float64, torch.float64))
@@ -63,6 +67,7 @@ def test_opcheck(op: str) -> None:
         torch.library.opcheck(operator.overload, arguments, test_utils=("test_schema", "test_autograd_registration"))
 
 
+@feature("compile", rows=ADAPTED)
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=thorough)])
 @each_call
 @on_devices
@@ -74,6 +79,7 @@ def test_compiled(op: str, dynamic: bool, device: str) -> None:
         assert_same_bits(one, other)
 
 
+@feature("export", rows=ADAPTED)
 @pytest.mark.parametrize("op", in_turns(CALLS, 3, thorough))
 def test_exported(op: str) -> None:
     class Layer(torch.nn.Module):
@@ -86,6 +92,7 @@ def test_exported(op: str) -> None:
     torch.testing.assert_close(program.run_decompositions().module()(*tensors), adapters.call(op, *tensors))
 
 
+@feature("vmap", "func.grad", "jvp", rows=ADAPTED)
 @each_call
 def test_transforms(op: str) -> None:
     tensors = adapters.drawn(op, torch.float64, torch.float64)
@@ -108,6 +115,17 @@ def test_transforms(op: str) -> None:
     torch.testing.assert_close(many[0], adapters.call(op, *tensors))
 
 
+@feature("checkpoint", rows=ADAPTED)
+@each_call
+@on_devices
+def test_checkpoint(op: str, device: str) -> None:
+    inputs = leaves([tensor.to(device) for tensor in adapters.drawn(op, *WIDE)])
+    again = functools.partial(checkpoint, adapters.call, use_reentrant=False)
+    for one, other in zip(gradients(op, inputs, again), gradients(op, inputs), strict=True):
+        assert_same_bits(one, other)
+
+
+@feature("autocast", rows=ADAPTED)
 @each_call
 def test_autocast_leaves_float32_adapters(op: str) -> None:
     tensors, own = adapters.drawn(op, torch.float32, torch.float32), len(CALLS[op][1])

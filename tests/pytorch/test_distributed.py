@@ -1,20 +1,33 @@
-"""Parallel training on two processes gives the gradients of one: DDP, FSDP2 and tensor parallel
+"""Parallel training on several processes gives the gradients of one: DDP, FSDP2 and tensor parallel
 (distributed.py)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from epigrad._core import tables
 
+from tests.support.adapters import ADAPTED
 from tests.support.devices import on_devices
 from tests.support.features import feature
 from tests.support.operators import NAMES
 from tests.support.processes import run_together
 
 WORLD = 2
+OPS = {op: op for op in NAMES} | {row: row for row in ADAPTED.values()}
+EXACT = {op: op for op in NAMES if tables.OPS[op].multiplies} | {
+    row: row for row in (ADAPTED["linear"], ADAPTED["experts"])
+}
 
 
-@feature("DDP", "FSDP2", "TP")
+def passed(output: str, check: str) -> list[str]:
+    """The functions of which a process says that they pass."""
+    start = f"ok {check}: "
+    return [line.removeprefix(start) for line in output.splitlines() if line.startswith(start)]
+
+
+@feature("DDP", "FSDP2", "TP", rows=OPS)
+@feature("float32 gradients", rows=EXACT)
 @on_devices
 def test_two_processes_train_as_one(device: str) -> None:
     if device == "cuda" and torch.cuda.device_count() < WORLD:
@@ -22,6 +35,5 @@ def test_two_processes_train_as_one(device: str) -> None:
     # One launch for all checks: starting two processes takes longer than they do.
     for output in run_together("tests.pytorch.distributed", device, world=WORLD):
         for check in ("DDP", "FSDP2", "TP"):
-            assert [line for line in output.splitlines() if line.startswith(f"ok {check} ")] == [
-                f"ok {check} {op}" for op in NAMES
-            ]
+            assert passed(output, check) == list(OPS)
+        assert passed(output, "float32 gradients") == list(EXACT)

@@ -27,6 +27,8 @@ CALLS: dict[str, tuple[str, Shapes]] = {
     "experts": ("swiglu", ((TOKENS, 5), (TOKENS, 2), (3, 8, 5), (3, 8), (3, 5, 4), (3, 5))),
 }
 """The kind of each, and the shapes of the tensors that have gradients."""
+ADAPTED = {op: f"{op} + LowRank" for op in CALLS}
+"""How docs/features.md calls them."""
 
 OFFSETS = torch.tensor([2, 2, 5])
 """Ends of groups, one of which has no rows; a row is nobody's."""
@@ -72,16 +74,16 @@ def leaves(tensors: Sequence[Tensor], frozen: Sequence[int] = ()) -> list[Tensor
 
 def call(op: str, *tensors: Any, scale: float = SCALE, room: Any = epigrad, **options: Any) -> Any:
     """The operation of its own tensors and those of its adapters. `room` is where it is, with
-    grad_output in front in epigrad.backward."""
+    grad_output in front in epigrad.backward. OFFSETS and INDEX may be given by other options."""
     own = len(CALLS[op][1]) + (room is epigrad.backward)
     given: list[Any] = [*tensors[:own]]
     pairs = zip(tensors[own::2], tensors[own + 1 :: 2], strict=True)
     adapters = [None if a is None else LowRank(a, b, scale) for a, b in pairs]
     options |= dict(zip(row(op).adapters, adapters, strict=True))
     if op == "grouped_linear":
-        options["offsets"] = OFFSETS.to(given[0].device)
+        options.setdefault("offsets", OFFSETS.to(given[0].device))
     if op == "experts":
-        given.insert(own - 5, INDEX.to(given[0].device))
+        given.insert(own - 5, options.pop("index", INDEX.to(given[0].device)))
     function = getattr(room, f"{op}_backward" if room is epigrad.backward else op)
     return function(*given, CALLS[op][0], **options)
 

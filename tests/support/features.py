@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ FEATURES = (
     "DDP",
     "FSDP2",
     "TP",
+    "float32 gradients",
     "jit.trace",
     "ONNX",
     "fx",
@@ -56,21 +57,29 @@ class Record:
     cells: tuple[Cell, ...]
 
 
-def feature(*names: str) -> pytest.MarkDecorator:
-    """Marks a test that runs its `op`, or every one, under these features."""
+def feature(*names: str, rows: Mapping[str, str] | None = None) -> pytest.MarkDecorator:
+    """Marks a test that runs its `op`, or every one, under these features.
+
+    Args:
+        rows: what docs/features.md calls each function that the test runs; None has the functions
+            of tests/support/operators.py.
+    """
     assert set(names) <= set(FEATURES), names
-    return pytest.mark.feature(names)
+    return pytest.mark.feature(names, rows)
 
 
 def cells_of(item: pytest.Function) -> list[Cell]:
     """What a marked test shows."""
     from tests.support.operators import NAMES
 
-    mark = item.get_closest_marker("feature")
-    assert mark is not None
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    ops = [params["op"]] if "op" in params else NAMES
-    return [(name, op, params.get("device", "cpu")) for name in mark.args[0] for op in ops]
+    cells: list[Cell] = []
+    for mark in item.iter_markers("feature"):
+        names, rows = mark.args
+        rows = rows or {op: op for op in NAMES}
+        shown = [rows[params["op"]]] if "op" in params else rows.values()
+        cells += [(name, row, params.get("device", "cpu")) for name in names for row in shown]
+    return cells
 
 
 def save(path: Path, passed: Iterable[Cell], failed: Iterable[Cell]) -> None:

@@ -17,20 +17,27 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.support.adapters import ADAPTED
 from tests.support.features import FEATURES, Cell, Record, load, store
 from tests.support.operators import NAMES
 from tests.support.repository import ROOT
 from tests.tools.records import RESULTS, line
 
 PAGE = ROOT / "docs" / "features.md"
+ROWS = (*NAMES, *ADAPTED.values())
 
 DEVICES = {"cpu": "On the CPU", "cuda": "On NVIDIA GPUs"}
 
 _HEAD = """# What works with what
 
 A tick is a test that passes. It runs the function and its gradients under this part of PyTorch, and compares them with
-the plain function or with PyTorch's own operations. Parallel training runs on two processes: gloo on CPUs, NCCL on
-GPUs. CI runs the tests of the CPU on every change. Those of GPUs have records.
+the plain function or with PyTorch's own operations. CI runs the tests of the CPU on every change. Those of GPUs have
+records.
+
+`LowRank` rows have adapters that learn beside frozen weights. Parallel training runs on two processes, gloo on CPUs and
+NCCL on GPUs. FSDP2 and DDP are tested with and without activation checkpointing, FSDP2 with `reshard_after_forward` on
+and off. TP splits the hidden features of experts. "float32 gradients" are those of
+16-bit operands under FSDP2 and DDP, which are [summed in float32](pytorch.md#gradients-in-float32).
 
 `python -m tests.tools.features` writes this page, and `tests/docs/test_features.py` fails where it is stale.
 """
@@ -63,7 +70,7 @@ def read(page: str) -> set[Cell]:
             if line.startswith("|")
         ]
         for row in rows[2:] if found else []:
-            op = row[0].strip("`")
+            op = row[0].replace("`", "")
             cells |= {(name, op, device) for name, cell in zip(rows[0][1:], row[1:], strict=True) if cell}
     return cells
 
@@ -73,11 +80,14 @@ def write(cells: Iterable[Cell], runs: dict[str, Record]) -> str:
     ticks = set(cells)
     parts = [_HEAD]
     for device, title in DEVICES.items():
-        columns = [name for name in FEATURES if any((name, op, device) in ticks for op in NAMES)]
+        columns = [name for name in FEATURES if any((name, op, device) in ticks for op in ROWS)]
+        shown = [op for op in ROWS if any((name, op, device) in ticks for name in columns)]
         if not columns:
             continue
         rows: list[Sequence[str]] = [["function", *columns], ["---", *[":-:"] * len(columns)]]
-        rows += [[f"`{op}`", *("✓" if (name, op, device) in ticks else "" for name in columns)] for op in NAMES]
+        for op in shown:
+            name_of_row = " + ".join(f"`{part}`" for part in op.split(" + "))
+            rows.append([name_of_row, *("✓" if (name, op, device) in ticks else "" for name in columns)])
         lines = [re.sub(" +", " ", line(row).rstrip()) for row in rows]
         sources = [
             f"- [{run.machine}](results/{name}), {run.date}: PyTorch {run.versions['torch']}, "

@@ -30,7 +30,7 @@ from epigrad.parallel import GatedColwiseParallel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -250,6 +250,63 @@ def split_experts(mesh: DeviceMesh, device: str) -> None:
         assert_same_training(model, alone, rtol=1e-6, atol=1e-7)
 
 
+def neighbours(ways: list[Any]) -> list[Any]:
+    """Placements where values lie beside their gates."""
+    return [Shard(way.dim) if isinstance(way, _StridedShard) else way for way in ways]
+
+
+PARTS: dict[str, list[Any]] = {
+    **{op: COLUMNS[op][1:] for op in ("matmul_bias_activation", "linear", "prelu", "gated_linear", "grouped_linear")},
+    **{row: neighbours(COLUMNS[row][2 if op == "experts" else 1 :]) for op, row in adapters.ADAPTED.items()},
+    "activation": [Shard(0), Shard(0)],
+    "gated_activation": [Shard(0), Shard(0)],
+    "lerp": [Shard(0)],
+    "xielu": [Replicate(), Replicate()],
+}
+"""Placements of the parameters of networks that no plan splits."""
+
+
+@cache
+def grid(device: str) -> DeviceMesh:
+    """Two processes share features, others have data of their own."""
+    return init_device_mesh(device, (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "features"))
+
+
+def split(op: str, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Tensor parallelism of a network."""
+    if op == "experts":
+        recipes()["split_experts"](model.experts, mesh)
+    elif op in PLANS:
+        parallelize_module(model, mesh, PLANS[op]())
+    else:
+        parameters = [(module, *item) for module in model.modules() for item in module.named_parameters(recurse=False)]
+        for (module, name, parameter), way in zip(parameters, PARTS[op], strict=True):
+            placed = distribute_tensor(parameter, mesh, [way])
+            module.register_parameter(name, nn.Parameter(placed, parameter.requires_grad))
+        distribute_module(
+            model,
+            mesh,
+            input_fn=lambda module, inputs, mesh: (DTensor.from_local(inputs[0], mesh, [Replicate()]),),
+            output_fn=lambda module, output, mesh: output.full_tensor(),
+        )
+
+
+def fsdp2_and_tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
+    data = grid(device)["data"]
+    for again in (False, True):
+        model, alone, x = network(op, device)
+        if op == "gated_mlp":  # FSDP2 splits a bias by the dimension that has two halves
+            for block in (model, alone):
+                block.up.register_parameter("bias", None)  # type: ignore[union-attr]
+        split(op, model, grid(device)["features"])
+        parallel = Again(model) if again else model
+        shard(parallel, data, shard_placement_fn=recipes()["by_columns"])
+        with implicit_replication():
+            loss(parallel, x.chunk(data.size())[data.get_local_rank()]).backward()
+        loss(alone, x).backward()
+        assert_same_training(parallel, alone, rtol=1e-6, atol=1e-7)
+
+
 def refused(op: str, mesh: DeviceMesh, device: str) -> None:
     """A layer with an activation is not sharded as a linear one. A gated layer whose halves lie
     apart says so, or is gathered where it is known. So do float32 gradients where there are none.
@@ -457,6 +514,7 @@ CHECKS: dict[str, tuple[Callable[[str, DeviceMesh, str], None], Iterable[str]]] 
     "DDP": (ddp, ALL),
     "FSDP2": (fsdp2, ALL),
     "TP": (tensor_parallel, ALL),
+    "FSDP2 x TP": (fsdp2_and_tensor_parallel, [op for op in ALL if GATED_COLUMNS or op not in TWO_HALVES]),
     "float32 gradients": (float32_gradients, WHOLE),
     "refused": (refused, ("linear", "gated_mlp", "experts")),
 }

@@ -37,3 +37,14 @@ def test_two_processes_train_as_one(device: str) -> None:
         for check in ("DDP", "FSDP2", "TP"):
             assert passed(output, check) == list(OPS)
         assert passed(output, "float32 gradients") == list(EXACT)
+
+
+@feature("FSDP2 x TP", rows=OPS)
+@on_devices
+def test_four_processes_train_as_one(device: str) -> None:
+    if device == "cuda" and torch.cuda.device_count() < 2 * WORLD:
+        pytest.skip("four processes need four GPUs")
+    if torch.__version__ < "2.12":
+        pytest.skip("shards of two halves need PyTorch 2.12")
+    for output in run_together("tests.pytorch.distributed", device, "FSDP2 x TP", world=2 * WORLD):
+        assert passed(output, "FSDP2 x TP") == list(OPS)

@@ -29,6 +29,7 @@ FEATURES = (
     "DDP",
     "FSDP2",
     "TP",
+    "FSDP2 x TP",
     "float32 gradients",
     "jit.trace",
     "ONNX",

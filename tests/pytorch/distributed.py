@@ -305,6 +305,14 @@ def fsdp2_and_tensor_parallel(op: str, mesh: DeviceMesh, device: str) -> None:
             loss(parallel, x.chunk(data.size())[data.get_local_rank()]).backward()
         loss(alone, x).backward()
         assert_same_training(parallel, alone, rtol=1e-6, atol=1e-7)
+        for one, other in zip(parallel.state_dict().values(), alone.state_dict().values(), strict=True):
+            assert torch.equal(whole(one), other)
+    if op == "gated_mlp" and data.size() > 1:
+        model, _, _ = network(op, device)
+        split(op, model, grid(device)["features"])
+        shard(model, data)
+        with pytest.raises(errors.UnsupportedError, match=r"up\.weight: FSDP2 has sharded its rows"):
+            model.state_dict()
 
 
 def refused(op: str, mesh: DeviceMesh, device: str) -> None:

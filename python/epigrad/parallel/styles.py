@@ -133,7 +133,8 @@ class GatedColwiseParallel(ColwiseParallel):
 
     Raises:
         UnsupportedError: (a ``NotImplementedError``) when a layer is sharded with PyTorch before
-            2.12, which cannot gather such shards.
+            2.12, which cannot gather such shards; for ``state_dict``, where FSDP2 has sharded the
+            same rows.
 
     Examples:
         >>> from torch.distributed.tensor.parallel import RowwiseParallel
@@ -152,6 +153,7 @@ class GatedColwiseParallel(ColwiseParallel):
                 parameter, device_mesh, [_StridedShard(0, split_factor=2)], src_data_rank=self.src_data_rank
             )
             module.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+        module.register_state_dict_pre_hook(_refuse_rows_sharded_twice)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _prepare_output_fn(
@@ -159,3 +161,18 @@ class GatedColwiseParallel(ColwiseParallel):
     ) -> Any:
         # The output lies as the rows of the weight do, which no public placement says.
         return outputs.to_local() if use_local_output else outputs
+
+
+def _refuse_rows_sharded_twice(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """A state-dict hook. FSDP2 takes the rows of a device for those of one block, and says so of
+    its shards: ``full_tensor`` and checkpoints would have values and gates in a wrong order.
+    """
+    for key, parameter in module.named_parameters(recurse=False):
+        if not isinstance(parameter, DTensor):
+            continue
+        ways = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
+        if sum(isinstance(way, Shard | _StridedShard) and way.dim == 0 and size > 1 for way, size in ways) > 1:
+            raise errors.UnsupportedError(
+                f"GatedColwiseParallel: {prefix}{key}: FSDP2 has sharded its rows, want fully_shard with a "
+                "shard_placement_fn that shards columns, and no bias"
+            )

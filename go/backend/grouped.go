@@ -174,7 +174,7 @@ type GroupedHiddenBackward struct {
 // GradWeight and GradBias. With Rest, rows of GradInput of no group become 0.
 //
 // With Places [t, j], Input is of tokens, as that of GroupedLayer, and GradWeight is all that is
-// wanted. With GradPlaces, GradOutput is of tokens, and GradInput is not wanted.
+// wanted. With GradPlaces, GradOutput is of tokens, GradInput is not wanted, and there are Scales.
 type GroupedLayerBackward struct {
 	Header
 	GradOutput, Input, Weight, Bias *tensor.View
@@ -182,4 +182,12 @@ type GroupedLayerBackward struct {
 	Preactivation, Scales           *tensor.View
 	GradInput, GradWeight, GradBias *tensor.View
 	Rest                            bool
+}
+
+// Rows is how many rows there are.
+func (p *GroupedLayerBackward) Rows() int64 {
+	if p.GradPlaces != nil {
+		return p.Scales.Shape[0]
+	}
+	return p.GradOutput.Shape[0]
 }

@@ -128,8 +128,8 @@ func (b *builder) groupedLayerBackward(p *backend.GroupedLayerBackward) {
 	}
 	part := *p
 	part.Places, part.GradPlaces = nil, nil
-	rows := other.Shape[0]
-	if other.Shape[1] <= mostBesideTokens || !b.hasGroups(p.Groups, rows) {
+	rows := p.Rows()
+	if other == nil || other.Shape[1] <= mostBesideTokens || !b.hasGroups(p.Groups, rows) {
 		b.ofTokens(p.Header, tokens, places, rows, false, func(rows *tensor.View) {
 			if p.Places != nil {
 				part.Input = rows

@@ -134,18 +134,10 @@ func combinedLayer(p *backend.CombinedLayer, region Region) []backend.Problem {
 		&backend.CombineRows{Header: p.Header, Input: rows, Places: p.Places, Scale: p.Scale, Out: p.Out})
 }
 
-// rowsOf is how many rows a tensor has; 0 of nil.
-func rowsOf(v *tensor.View) int64 {
-	if v == nil {
-		return 0
-	}
-	return v.Shape[0]
-}
-
 // groupedLayerBackward asks for the regions of the rows of tokens.
 func groupedLayerBackward(p *backend.GroupedLayerBackward, region Region) []backend.Problem {
-	input, parts := ofSlots(p.Header, p.Input, p.Places, p.GradOutput.Shape[0], region)
-	gradOutput, copies := ofSlots(p.Header, p.GradOutput, p.GradPlaces, rowsOf(p.Input), region)
+	input, parts := ofSlots(p.Header, p.Input, p.Places, p.Rows(), region)
+	gradOutput, copies := ofSlots(p.Header, p.GradOutput, p.GradPlaces, p.Rows(), region)
 	parts = append(parts, copies...)
 	gradBias := p.GradBias
 	if p.Scales != nil && gradBias != nil {
@@ -168,7 +160,7 @@ func groupedLayerBackward(p *backend.GroupedLayerBackward, region Region) []back
 // before others, but for that of the rows of tokens. What follows is the hidden activation, what is
 // made of both row by row, and the slopes.
 func groupedHiddenBackward(p *backend.GroupedHiddenBackward, region Region) []backend.Problem {
-	gradOutput, parts := ofSlots(p.Header, p.GradOutput, p.Places, rowsOf(p.Preactivation), region)
+	gradOutput, parts := ofSlots(p.Header, p.GradOutput, p.Places, p.Preactivation.Shape[0], region)
 	add := func(part backend.Problem) { parts = append(parts, part) }
 	rows, features := gradOutput.Shape[0], p.Weight.Shape[2]
 	sloped := p.GradPreactivation != nil || p.GradBias != nil

@@ -50,7 +50,7 @@ def operands_of(op: str, adapters: Sequence[LowRank | None]) -> tuple[tuple[Any,
 def scaled(op: str, scales: Scales, tensors: Tensors) -> Tensors:
     """A call's tensors with each `a` multiplied with its scale."""
     given = list(tensors)
-    for place, scale in zip(range(len(OPS[op].inputs), len(tensors), 2), scales, strict=bool(scales)):
+    for place, scale in zip(range(len(OPS[op].inputs), len(tensors), 2), scales, strict=len(scales) > 0):
         a = given[place]
         if a is None or scale == 1:
             continue

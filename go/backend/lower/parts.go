@@ -93,7 +93,8 @@ func throughWeight(h backend.Header, gradOutput, weight, input, gradInput *tenso
 	}
 }
 
-// ofSlots are so many rows of slots, of which an operand has those of tokens where there are places.
+// ofSlots are so many rows of slots, of which an operand has those of tokens where there are
+// places.
 func ofSlots(h backend.Header, operand, places *tensor.View, count int64, region Region) (rows *tensor.View, parts []backend.Problem) {
 	if places == nil {
 		return operand, nil

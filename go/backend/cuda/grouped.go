@@ -91,7 +91,7 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 func (b *builder) inColumns(rows, columns, most int64, add func(memory *tensor.View, part func(v *tensor.View, dimension int) *tensor.View)) {
 	each := columns
 	if columns > most {
-		each = ceilDiv(ceilDiv(columns, ceilDiv(columns, most)), tileColumns) * tileColumns
+		each = min(ceilDiv(ceilDiv(columns, ceilDiv(columns, most)), tileColumns)*tileColumns, columns)
 	}
 	memory := b.region(b.dt, rows, each)
 	for first := int64(0); first < columns; first += each {

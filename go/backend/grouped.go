@@ -49,6 +49,47 @@ type ScatterRows struct {
 // Rows is how many rows there are.
 func (p *ScatterRows) Rows() int64 { return cmp.Or(p.Out, p.Scales).Shape[0] }
 
+// CountRows finds the processes that tokens' rows go to: those with an expert that a token's slots
+// select. Process r has the experts from Experts[r] to Experts[r+1]-1. The tokens are cut into
+// parts of PartTokens, and the parts into chunks: chunk c has those from Parts[c] to Parts[c+1]-1,
+// and each part is in one.
+//
+//	counts[r]    = the rows that r gets of each part, the slots of each part that select an expert
+//	               of r, the number of tokens, and the facts
+//	places[t, r] = the number of t's row for r among all rows of its chunk, by process and then by
+//	               token; -1 where r gets none
+//
+// All but Index are contiguous.
+type CountRows struct {
+	Header
+	Index                 *tensor.View // [t, k], int64
+	Experts, Parts, Facts *tensor.View // [ranks + 1], [chunks + 1], [facts], int64
+	Counts                *tensor.View // [ranks, 2 parts + 1 + facts], int64
+	Places                *tensor.View // [t, ranks], int32
+}
+
+// PartCount is how many parts there are.
+func (p *CountRows) PartCount() int64 { return (p.Counts.Shape[1] - 1 - p.Facts.Shape[0]) / 2 }
+
+// PartTokens is how many tokens a part has; the last ones may have fewer.
+func (p *CountRows) PartTokens() int64 {
+	return max((p.Index.Shape[0]+p.PartCount()-1)/p.PartCount(), 1)
+}
+
+// ScatterSlots writes what the slots of a token select to its rows in buffers for processes: with
+// row = places[t, r],
+//
+//	rows_index[row, j] = index[t, j] - experts[r], or -1 where r does not have this expert
+//	rows_scale[row, j] = scale[t, j]
+//
+// Experts are those of CountRows. Places outside of the rows are none.
+type ScatterSlots struct {
+	Header
+	Index, Scale         *tensor.View // [t, k]; int64, and any dtype
+	Experts, Places      *tensor.View // [ranks + 1], int64, and [t, ranks], int32
+	RowsIndex, RowsScale *tensor.View // [rows, k]; int64, and the accumulator's dtype
+}
+
 // CombineRows is out[t] = sum over j of scale[t, j] input[places[t, j]], in the order of j, in the
 // accumulator's dtype; slots whose place is no row add nothing. Scale may be nil, which is ones.
 type CombineRows struct {

@@ -74,15 +74,19 @@ func Shape(op, argument string, got, want []int64, name string) error {
 	return Invalid(op, argument, "shape %s, want %s %s", Sizes(got), name, Sizes(want))
 }
 
-// DType asks for one dtype in all operands but those that may have another, and returns it.
+// DType asks for one dtype in all operands but those that may have another, and returns it; where
+// all may, that of the first.
 func DType(op string, operands []Operand) (dtype.DType, error) {
 	first := slices.IndexFunc(operands, func(o Operand) bool { return o.View != nil && o.Types == OfCall })
+	if first < 0 {
+		first = slices.IndexFunc(operands, func(o Operand) bool { return o.View != nil })
+	}
 	if first < 0 {
 		return dtype.Invalid, Invalid(op, "inputs", "got none, want at least one tensor")
 	}
 	want := operands[first]
 	dt := want.View.DType
-	if dt.IsIndex() {
+	if dt.IsIndex() && want.Types == OfCall {
 		return dtype.Invalid, notComputed(op, want)
 	}
 	for _, o := range operands {

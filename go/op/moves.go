@@ -8,19 +8,23 @@ import (
 
 // Moves of rows between tokens and a buffer, in which experts of other processes get them:
 //
-//	scatter_rows   out[places[t, r]] = input[t]
-//	combine_rows   out[t]            = sum over r of input[places[t, r]]
+//	count_rows      places, and how many rows there are (slots.go)
+//	scatter_slots   what a token's slots are, beside its row (slots.go)
+//	scatter_rows    out[places[t, r]] = input[t]
+//	combine_rows    out[t]            = sum over r of input[places[t, r]]
 //
 //	places [T, R], contiguous; rows of tokens [T, K]; rows of the buffer [S, K]
 //
-// Each is the other's gradient. A place outside of 0 to S-1 is none: nothing is written there, and
-// nothing is added. The sum is formed in the order of r, in the accumulator's dtype.
+// Of the last two each is the other's gradient. A place outside of 0 to S-1 is none: nothing is
+// written there, and nothing is added. The sum is formed in the order of r, in the accumulator's
+// dtype.
 //
-// The buffer of scatter_rows has to be given, and one place names each row of it: what a row has
-// that no place names, or two, is undefined.
+// Buffers that are scattered to have to be given, and one place names each row of them: what a row
+// has that no place names, or two, is undefined.
 //
 // Python's epigrad.parallel calls them. No table lists them: they are no part of the interface.
 var moves = []operation{
+	countRows, scatterSlots,
 	{
 		Signature: Signature{"scatter_rows", typed(check.Places, arguments("input [T, K]", "places [T, R]"), "places"), arguments("out [S, K]")},
 		shapes: func(c *Call, inputs []*tensor.View) ([][]int64, error) {

@@ -4,6 +4,8 @@
 //   grouped_ends                       ends of offsets that may make no sense
 //   grouped_route_rank, _scan, _place  a stable sort of slots by their experts
 //   grouped_tokens                     the token of each place
+//   grouped_count_rows, _scan, _place  the processes that tokens' rows go to
+//   grouped_scatter_slots              what tokens' slots select, beside their rows
 //   grouped_scatter_<bytes>            rows of tokens to the places of their slots
 //   grouped_combine_<dtype>            rows at the places of a token's slots, scaled and added up
 //   grouped_scale_gradient_<dtype>     gradients of the scales
@@ -199,6 +201,137 @@ __device__ __forceinline__ void tokens_of_places(const Tokens &p) {
   if (place >= 0) p.tokens[place] = static_cast<int32_t>(slot / p.each);
 }
 
+// Count are the parameters of the kernels that count rows for processes. Each part of the tokens is
+// cut into segments, of so many tokens. A thread has a segment and a rank; 2^lanes ranks are side
+// by side, and those above follow in turns. The blocks of a part have no segment of another.
+struct Count {
+  const int64_t *index;
+  int64_t row_stride, column_stride;
+  const int64_t *experts;  // [ranks + 1]
+  const int64_t *bounds;   // [chunks + 1]: the first part of each
+  const int64_t *facts;
+  int64_t *counts;  // [ranks, 2 parts + 1 + facts]
+  int32_t *places;  // [tokens, ranks]
+  int32_t *rows;    // [ranks, parts of segments]: of each segment; then, of those before
+  int32_t *slots;   // the same
+  int64_t tokens, part_tokens, segment_tokens;
+  int32_t each, ranks, chunks, facts_count, parts, lanes, part_blocks, unused;
+};
+static_assert(sizeof(Count) == 13 * 8 + 8 * 4, "go/backend/cuda has the same layout");
+
+// Segment is a thread's: its number, and its tokens.
+struct Segment {
+  int64_t number, first, end;
+
+  __device__ __forceinline__ explicit Segment(const Count &p) {
+    const int64_t part = blockIdx.x / p.part_blocks,
+                  within = static_cast<int64_t>(blockIdx.x % p.part_blocks) << (block_threads_log2 - p.lanes) | threadIdx.x >> p.lanes;
+    number = part * part_segments(p) + within;
+    end = min((part + 1) * p.part_tokens, p.tokens);
+    first = min(part * p.part_tokens + within * p.segment_tokens, end);
+    end = min(first + p.segment_tokens, end);
+  }
+
+  static __device__ __forceinline__ int64_t part_segments(const Count &p) { return static_cast<int64_t>(p.part_blocks) << (block_threads_log2 - p.lanes); }
+};
+
+// selected is how many slots of a token select an expert of a rank.
+__device__ __forceinline__ int32_t selected(const Count &p, int64_t token, int64_t first, int64_t end) {
+  int32_t count = 0;
+#pragma unroll 8
+  for (int32_t j = 0; j < p.each; j++) {
+    const int64_t expert = __ldg(p.index + token * p.row_stride + j * p.column_stride);
+    count += expert >= first && expert < end;
+  }
+  return count;
+}
+
+__device__ __forceinline__ void count_segments(const Count &p) {
+  const Segment segment(p);
+  const int64_t segments = p.parts * Segment::part_segments(p);
+  for (int32_t rank = threadIdx.x & ((1u << p.lanes) - 1); rank < p.ranks; rank += 1 << p.lanes) {
+    const int64_t first = __ldg(p.experts + rank), end = __ldg(p.experts + rank + 1);
+    int32_t rows = 0, slots = 0;
+    for (int64_t token = segment.first; token < segment.end; token++) {
+      const int32_t count = selected(p, token, first, end);
+      rows += count > 0;
+      slots += count;
+    }
+    p.rows[rank * segments + segment.number] = rows;
+    p.slots[rank * segments + segment.number] = slots;
+  }
+}
+
+// scan_segments turns counts of segments into those of all before, and tells each part's. A block
+// has a rank.
+__device__ __forceinline__ void scan_segments(const Count &p) {
+  __shared__ int32_t shared[2][block_threads];
+  __shared__ int32_t all;
+  const int64_t segments = p.parts * Segment::part_segments(p), each = (segments + block_threads - 1) / block_threads;
+  const int64_t first = min(threadIdx.x * each, segments), end = min(first + each, segments);
+  int64_t *out = p.counts + blockIdx.x * (2 * static_cast<int64_t>(p.parts) + 1 + p.facts_count);
+  for (int32_t kind = 0; kind < 2; kind++) {
+    int32_t *counts = (kind == 0 ? p.rows : p.slots) + blockIdx.x * segments;
+    int32_t sum = 0;
+#pragma unroll 8
+    for (int64_t i = first; i < end; i++) sum += counts[i];
+    int32_t before = inclusive_scan(sum, shared, [](int32_t x, int32_t y) { return x + y; }) - sum;
+#pragma unroll 8
+    for (int64_t i = first; i < end; i++) {
+      const int32_t own = counts[i];
+      counts[i] = before;
+      before += own;
+    }
+    if (threadIdx.x == block_threads - 1) all = before;
+    __syncthreads();
+    for (int32_t part = static_cast<int32_t>(threadIdx.x); part < p.parts; part += block_threads) {
+      const int64_t next = (part + 1) * Segment::part_segments(p);
+      out[kind * p.parts + part] = (next < segments ? counts[next] : all) - counts[part * Segment::part_segments(p)];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) out[2 * p.parts] = p.tokens;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < p.facts_count; i += block_threads) out[2 * p.parts + 1 + i] = __ldg(p.facts + i);
+}
+
+// place_rows numbers the rows of a chunk's tokens.
+__device__ __forceinline__ void place_rows(const Count &p) {
+  __shared__ int32_t starts[most_routed];  // where the rows for each rank begin
+  __shared__ int32_t shared[2][block_threads];
+  const int32_t part = static_cast<int32_t>(blockIdx.x) / p.part_blocks, width = 2 * p.parts + 1 + p.facts_count;
+  int32_t begin = 0, stop = p.parts;
+  for (int32_t chunk = 0; chunk < p.chunks; chunk++) {
+    if (__ldg(p.bounds + chunk) > part) break;
+    begin = static_cast<int32_t>(max(__ldg(p.bounds + chunk), int64_t(0)));
+    stop = static_cast<int32_t>(min(__ldg(p.bounds + chunk + 1), static_cast<int64_t>(p.parts)));
+  }
+  const auto rows_for = [&](int32_t rank) {
+    int32_t rows = 0;
+    for (int32_t i = begin; i < stop; i++) rows += static_cast<int32_t>(__ldg(p.counts + static_cast<int64_t>(rank) * width + i));
+    return rows;
+  };
+  const int32_t each = (p.ranks + block_threads - 1) / block_threads, first = min(static_cast<int32_t>(threadIdx.x) * each, p.ranks),
+                end = min(first + each, p.ranks);
+  int32_t sum = 0;
+  for (int32_t rank = first; rank < end; rank++) {
+    starts[rank] = sum;
+    sum += rows_for(rank);
+  }
+  const int32_t before = inclusive_scan(sum, shared, [](int32_t x, int32_t y) { return x + y; }) - sum;
+  for (int32_t rank = first; rank < end; rank++) starts[rank] += before;
+  __syncthreads();
+  const Segment segment(p);
+  const int64_t segments = p.parts * Segment::part_segments(p), chunk_first = begin * Segment::part_segments(p);
+  for (int32_t rank = threadIdx.x & ((1u << p.lanes) - 1); rank < p.ranks; rank += 1 << p.lanes) {
+    const int64_t first_expert = __ldg(p.experts + rank), end_expert = __ldg(p.experts + rank + 1);
+    const int32_t *rows = p.rows + rank * segments;
+    int32_t place = starts[rank] + __ldg(rows + segment.number) - __ldg(rows + chunk_first);
+    for (int64_t token = segment.first; token < segment.end; token++) {
+      p.places[token * p.ranks + rank] = selected(p, token, first_expert, end_expert) > 0 ? place++ : -1;
+    }
+  }
+}
+
 // Slots are places, and scales of tensors that may have another dtype; strides in elements. A place
 // outside of the rows is none. Scatter and Combine have 2^lanes threads side by side in a row.
 struct Slots {
@@ -227,21 +360,55 @@ struct Scatter {
 };
 static_assert(sizeof(Scatter) == 2 * 32 + 48 + 4 * 8, "go/backend/cuda has the same layout");
 
-__device__ __forceinline__ void scatter_scale(const Scatter &p, int64_t from, int64_t to) {
-  const void *scale = p.slots.scale;
-  if (p.scale_type == 1) {
-    static_cast<double *>(p.scales)[to] = f64::load(static_cast<const f64 *>(scale) + from);
+__device__ __forceinline__ void scatter_scale(const void *scale, int32_t scale_type, int64_t from, void *scales, int64_t to) {
+  if (scale_type == 1) {
+    static_cast<double *>(scales)[to] = f64::load(static_cast<const f64 *>(scale) + from);
     return;
   }
   float x;
-  if (p.scale_type == 0) {
+  if (scale_type == 0) {
     x = f32::load(static_cast<const f32 *>(scale) + from);
-  } else if (p.scale_type == 2) {
+  } else if (scale_type == 2) {
     x = bf16::load(static_cast<const bf16 *>(scale) + from);
   } else {
     x = f16::load(static_cast<const f16 *>(scale) + from);
   }
-  static_cast<float *>(p.scales)[to] = x;
+  static_cast<float *>(scales)[to] = x;
+}
+
+// ScatterSlots are the parameters of grouped_scatter_slots. Strides are in elements.
+struct ScatterSlots {
+  const int64_t *index;
+  int64_t index_row_stride, index_column_stride;
+  const void *scale;
+  int64_t scale_row_stride, scale_column_stride;
+  const int64_t *experts;  // [ranks + 1]
+  const int32_t *places;   // [tokens, ranks]
+  int64_t *rows_index;
+  int64_t rows_index_row_stride, rows_index_column_stride;
+  void *rows_scale;
+  int64_t rows_scale_row_stride, rows_scale_column_stride;
+  uint32_t slots, each;
+  int32_t ranks, rows;
+  int32_t scale_type;  // as in Scatter
+  int32_t unused;
+};
+static_assert(sizeof(ScatterSlots) == 14 * 8 + 6 * 4, "go/backend/cuda has the same layout");
+
+// scatter_slots has a thread for each slot.
+__device__ __forceinline__ void scatter_slots(const ScatterSlots &p) {
+  const uint32_t slot = blockIdx.x * block_threads + threadIdx.x;
+  if (slot >= p.slots) return;
+  const int64_t token = slot / p.each, j = slot - token * p.each;
+  const int64_t expert = __ldg(p.index + token * p.index_row_stride + j * p.index_column_stride);
+  for (int32_t rank = 0; rank < p.ranks; rank++) {
+    const int64_t place = __ldg(p.places + token * p.ranks + rank);
+    if (place < 0 || place >= p.rows) continue;
+    const int64_t first = __ldg(p.experts + rank), end = __ldg(p.experts + rank + 1);
+    p.rows_index[place * p.rows_index_row_stride + j * p.rows_index_column_stride] = expert >= first && expert < end ? expert - first : -1;
+    scatter_scale(p.scale, p.scale_type, token * p.scale_row_stride + j * p.scale_column_stride, p.rows_scale,
+                  place * p.rows_scale_row_stride + j * p.rows_scale_column_stride);
+  }
 }
 
 // scatter reads a row once, and writes it to all of its places.
@@ -254,7 +421,7 @@ __device__ __forceinline__ void scatter(const Scatter &p) {
   if (p.scales != nullptr) {
     for (int64_t j = lane; j < p.slots.each; j += lanes) {
       const int32_t place = p.slots.place(places + j);
-      if (place >= 0) scatter_scale(p, token * p.slots.scale_row_stride + j * p.slots.scale_column_stride, place);
+      if (place >= 0) scatter_scale(p.slots.scale, p.scale_type, token * p.slots.scale_row_stride + j * p.slots.scale_column_stride, p.scales, place);
     }
   }
   const Unit *from = element<Unit>(p.input, 0, token, 0);
@@ -500,6 +667,10 @@ GROUPED_ROWS(grouped_route_rank, Route, rank)
 GROUPED_ROWS(grouped_route_scan, Route, scan)
 GROUPED_ROWS(grouped_route_place, Route, place)
 GROUPED_ROWS(grouped_tokens, Tokens, tokens_of_places)
+GROUPED_ROWS(grouped_count_rows, Count, count_segments)
+GROUPED_ROWS(grouped_count_scan, Count, scan_segments)
+GROUPED_ROWS(grouped_count_place, Count, place_rows)
+GROUPED_ROWS(grouped_scatter_slots, ScatterSlots, scatter_slots)
 GROUPED_UNITS(2, uint16_t)
 GROUPED_UNITS(4, uint32_t)
 GROUPED_UNITS(8, uint64_t)

@@ -127,6 +127,10 @@ func (b *builder) plan(p backend.Problem) {
 		b.groupEnds(p)
 	case *backend.Route:
 		b.route(p)
+	case *backend.CountRows:
+		b.countRows(p)
+	case *backend.ScatterSlots:
+		b.scatterSlots(p)
 	case *backend.ScatterRows:
 		b.scatterRows(p)
 	case *backend.CombineRows:

@@ -23,6 +23,10 @@ func Select(p backend.Problem, engine Selector) (backend.Kernel, error) {
 		return sequence(p, func(r *backend.Run) error { return groupEnds(p, r) }), nil
 	case *backend.Route:
 		return sequence(p, func(r *backend.Run) error { return route(p, r) }), nil
+	case *backend.CountRows:
+		return sequence(p, func(r *backend.Run) error { return countRows(p, r) }), nil
+	case *backend.ScatterSlots:
+		return sequence(p, func(r *backend.Run) error { return scatterSlots(p, r) }), nil
 	case *backend.ScatterRows:
 		return sequence(p, func(r *backend.Run) error { return scatterRows(p, r) }), nil
 	case *backend.CombineRows:

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from epigrad import errors
-from epigrad._core.call import GATE_NAMES
+from epigrad._core import loader
+from epigrad._core.call import GATE_NAMES, Call
 from epigrad._core.tables import ACTIVATIONS, DTYPES, GATED_KINDS
 from epigrad.parallel.transport import Route, named, room
 
@@ -28,6 +29,7 @@ TOKENS_OF_A_CHUNK, MOST_CHUNKS = 16384, 4
 """The sizes that chunks are chosen by on a GPU."""
 
 
+_COUNT = Call("count_rows")
 DEVICES = ("cpu", "cuda")
 _WORDS: dict[str, tuple[object, ...]] = {"device": DEVICES, "kind": (*GATED_KINDS, *ACTIVATIONS), "gate": GATE_NAMES}
 
@@ -77,12 +79,14 @@ class Chunk:
     Attributes:
         places: ``[t, ranks]``: a token's row among those that are sent, by rank and then by token,
             or -1 for a rank that has none of its experts.
+        experts: the first expert of each rank, and how many there are.
     """
 
     start: int
     stop: int
     route: Route
     places: Tensor
+    experts: Tensor
 
 
 def agree(
@@ -93,61 +97,58 @@ def agree(
     Raises:
         InvalidProblemError: in all processes, where a fact of two is not the same.
     """
-    ranks, tokens = dist.get_world_size(group), len(index)
-    slots = _slots_of_ranks(index, local, ranks)
-    rows = slots > 0
-    each = max(1, -(-tokens // PARTS))
+    ranks, tokens, device = dist.get_world_size(group), len(index), index.device
     facts = (Fact("chunks", chunks or 0), *facts)
-    told = torch.tensor([tokens, *(fact.code for fact in facts)]).to(index.device, non_blocking=True)
-    own = torch.cat([_in_parts(torch.stack([rows, slots]), each), told.expand(ranks, -1)], 1)
-    others = torch.empty_like(own)
+    codes = tuple([fact.code for fact in facts])
+    told = index.new_empty(2, ranks, 2 * PARTS + 1 + len(facts))
+    own, others = told.unbind()
+    count = chunks or _chosen(tokens, device)
+    tables = _tables(local, ranks, count, codes, device)
+    places = _counted(index, tables, own)
     with named():
         dist.all_to_all_single(others, own, group=group)
-    numbers = rows.cumsum(0, dtype=torch.int32)
-    sent, received = torch.stack([own, others]).tolist()  # the host waits
+    sent, received = told.tolist()  # the host waits
     _compare(facts, [row[2 * PARTS + 1 :] for row in received], dist.get_rank(group))
     most = max(row[2 * PARTS] for row in received)
-    count = chunks or _chosen(most, index.device)
-    spans = list(itertools.pairwise(part * PARTS // count for part in range(count + 1)))
-    routes = [
-        Route(
+    if (agreed := chunks or _chosen(most, device)) != count:  # another process has more tokens
+        tables = _tables(local, ranks, agreed, codes, device)
+        places = _counted(index, tables, own)
+    each = max(1, -(-tokens // PARTS))
+    made = []
+    for first, end in itertools.pairwise(_bounds(agreed)):
+        route = Route(
             group,
             [sum(row[first:end]) for row in sent],
             [sum(row[first:end]) for row in received],
             room([sum(row[PARTS + first : PARTS + end]) for row in received]),
         )
-        for first, end in spans
-    ]
-    # A token's row is the number of tokens with a row for the rank so far, counted from the chunk's
-    # first one, behind the rows of ranks before.
-    shifts = [
-        [sum(route.sent[:rank]) - sum(sent[rank][:first]) - 1 for rank in range(ranks)]
-        for route, (first, _) in zip(routes, spans, strict=True)
-    ]
-    shift = torch.tensor(shifts, dtype=torch.int32).to(index.device, non_blocking=True)
-    made = []
-    for chunk, (route, (first, end)) in enumerate(zip(routes, spans, strict=True)):
         start, stop = min(first * each, tokens), min(end * each, tokens)
-        places = torch.where(rows[start:stop], numbers[start:stop] + shift[chunk], -1)
-        made.append(Chunk(start, stop, route, places))
+        made.append(Chunk(start, stop, route, places[start:stop], tables[0]))
     return tuple(made)
 
 
-def _slots_of_ranks(index: Tensor, local: int, ranks: int) -> Tensor:
-    """How many slots of each token select an expert of each rank, ``[T, ranks]``."""
-    owner = index.div(max(local, 1), rounding_mode="floor")  # no rank, of an index that is no expert's
-    every = torch.arange(ranks, device=index.device)
-    return (owner.unsqueeze(-1) == every).sum(1, dtype=torch.int32)
+def _bounds(count: int) -> list[int]:
+    """The first parts of so many chunks, and how many parts there are."""
+    return [chunk * PARTS // count for chunk in range(count + 1)]
 
 
-def _in_parts(counts: Tensor, each: int) -> Tensor:
-    """The sums of two counts ``[2, T, ranks]`` over parts of so many tokens, a row for each rank:
-    ``[ranks, 2 * PARTS]``, int64."""
-    kinds, tokens, ranks = counts.shape
-    missing = PARTS * each - tokens
-    padded = nn.functional.pad(counts, (0, 0, 0, missing)) if missing else counts
-    sums = padded.view(kinds, PARTS, each, ranks).sum(2, dtype=torch.int64)
-    return sums.view(kinds * PARTS, ranks).t()
+@functools.lru_cache(maxsize=64)
+def _tables(
+    local: int, ranks: int, count: int, codes: tuple[int, ...], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a device is told of a mixture: the first experts of ranks, the bounds of chunks, and the
+    codes of facts. They are the same in each step, and are sent to the device once."""
+    tables = [[rank * local for rank in range(ranks + 1)], _bounds(count), codes]
+    whole = torch.tensor(list(itertools.chain(*tables)), device=device)
+    experts, bounds, told = torch.split(whole, [len(table) for table in tables])
+    return experts, bounds, told
+
+
+def _counted(index: Tensor, tables: tuple[Tensor, Tensor, Tensor], own: Tensor) -> Tensor:
+    """The places of the tokens' rows. `own` becomes what each rank is told."""
+    places = index.new_empty(len(index), len(own), dtype=torch.int32)
+    loader.core().launch(_COUNT, (index, *tables), (True, True), (own, places))
+    return places
 
 
 def _chosen(tokens: int, device: torch.device) -> int:

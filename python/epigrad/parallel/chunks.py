@@ -15,28 +15,25 @@ import torch
 from torch import Tensor
 
 from epigrad.parallel.agreement import Chunk
-from epigrad.parallel.transport import Collect, Dispatch, Slots
+from epigrad.parallel.transport import Collect, Dispatch
 
 Multiply = Callable[[Chunk, Tensor, Tensor, Tensor], Tensor]
 """What experts make of a chunk's rows that came here, with their indices and scales."""
 
 
-def in_chunks(
-    chunks: Sequence[Chunk], first: int, slots: Slots, input: Tensor, scale: Tensor, multiply: Multiply
-) -> Tensor:
-    """The outputs for tokens, whose rows go to other processes' experts and come back; `first` is
-    the number of this process's first expert."""
+def in_chunks(chunks: Sequence[Chunk], index: Tensor, input: Tensor, scale: Tensor, multiply: Multiply) -> Tensor:
+    """The outputs for tokens, whose rows go to other processes' experts and come back."""
     many = len(chunks) > 1
     sizes = [chunk.stop - chunk.start for chunk in chunks]
-    inputs, scales, numbers = [
-        torch.split(tensor, sizes) if many else (tensor,) for tensor in (input, scale, slots.numbers)
-    ]
+    inputs, scales, indices = [torch.split(tensor, sizes) if many else (tensor,) for tensor in (input, scale, index)]
     side = _Side(input.device, many and input.device.type == "cuda")
-    side.follow(input, scale, slots.numbers, *[chunk.places for chunk in chunks])
+    side.follow(input, scale, index, *[chunk.places for chunk in chunks])
     arrived = []
     for place, chunk in enumerate(chunks):
         with side.work():
-            rows = Dispatch.apply(chunk.route, chunk.places, numbers[place], first, inputs[place], scales[place])
+            rows = Dispatch.apply(
+                chunk.route, chunk.places, indices[place], chunk.experts, inputs[place], scales[place]
+            )
         arrived.append((rows, side.mark()))
     outputs = []
     for chunk, (rows, mark) in zip(chunks, arrived, strict=True):

@@ -22,7 +22,6 @@ from epigrad.kinds import ActivationLike, Gated
 from epigrad.ops.shapes import one_device
 from epigrad.parallel.agreement import DEVICES, PARTS, Chunk, Fact, agree, facts_of
 from epigrad.parallel.chunks import in_chunks
-from epigrad.parallel.transport import Slots
 
 _OP = "parallel.experts"
 _LOCAL = "experts"
@@ -139,19 +138,14 @@ def _experts(
         input, _, scale = as_experts(input, index, scale)
     local = tensors[3].shape[0]
     facts = _facts(call, (input, index, scale, *weights, *operands))
-    first, count = local * dist.get_rank(processes), local * dist.get_world_size(processes)
-    with torch.no_grad():
-        # What selects nothing may have more than 31 bits. Neither bound is an expert's.
-        index = index.clamp(-1, count)
-        slots = Slots.of(index, scale, input.dtype)  # first, since the host waits in the other
-        parts = agree(index, local, facts, chunks, processes)
+    parts = agree(index, local, facts, chunks, processes)
 
     def multiply(part: Chunk, rows: Tensor, own: Tensor, scales: Tensor) -> Tensor:
         operands = (rows, own, scales, *weights)
         slots = min(part.route.slots, own.numel())
         return functional.experts_in_rows(slots, operands, kind, save, gate, adapters)
 
-    return in_chunks(parts, first, slots, input, scale, multiply)
+    return in_chunks(parts, index, input, scale, multiply)
 
 
 _outside: Any = torch.compiler.disable

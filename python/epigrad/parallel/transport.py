@@ -25,7 +25,7 @@ from epigrad._core.call import Call
 
 _UNIT = 16
 """The bytes that parts of a row start at a multiple of, as kernels read them."""
-_SCATTER, _COMBINE = Call("scatter_rows"), Call("combine_rows")
+_SLOTS, _SCATTER, _COMBINE = Call("scatter_slots"), Call("scatter_rows"), Call("combine_rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,111 +88,81 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _aligned(count: int, size: int) -> int:
-    """As many elements of a size or more, which are whole units."""
-    return -(-count * size // _UNIT) * _UNIT // size
+def _aligned(size: int) -> int:
+    """As many bytes or more, which are whole units."""
+    return -(-size // _UNIT) * _UNIT
 
 
 class _Packed:
-    """A buffer of rows ``[S, K]`` with numbers ``[S, M]`` beside them, of 32 bits.
+    """A buffer of rows ``[S, K]``, and beside them the slots of their tokens.
 
     Attributes:
         whole: all of it, contiguous.
-        rows, beside: these parts of it.
+        rows, index, scales: these parts of it, ``[S, K]`` and ``[S, J]``.
     """
 
-    def __init__(self, whole: Tensor, columns: int, numbers: int) -> None:
-        start = _aligned(columns, whole.element_size()) * whole.element_size() // 4
+    def __init__(self, whole: Tensor, columns: int, each: int) -> None:
+        start = _aligned(columns * whole.element_size())
         self.whole = whole
         self.rows = whole[:, :columns]
-        self.beside = whole.view(torch.float32)[:, start : start + numbers]
+        self.index = _part(whole, torch.int64, start, each)
+        self.scales = _part(whole, wide(whole.dtype), start + each * torch.int64.itemsize, each)
 
     @classmethod
-    def empty(cls, like: Tensor, count: int, columns: int, numbers: int) -> _Packed:
-        size = like.element_size()
-        width = _aligned(columns, size) + _aligned(numbers, 4) * 4 // size
-        return cls(like.new_empty(count, width), columns, numbers)
+    def empty(cls, like: Tensor, count: int, each: int) -> _Packed:
+        """One for so many rows as `like` has, with so many slots."""
+        columns, size = like.shape[1], like.element_size()
+        slots = each * (torch.int64.itemsize + wide(like.dtype).itemsize)
+        return cls(like.new_empty(count, (_aligned(columns * size) + _aligned(slots)) // size), columns, each)
 
 
-class Slots:
-    """The slots of tokens as numbers beside their rows: scales first, then the indices of experts.
-
-    Attributes:
-        numbers: ``[T, M]``.
-        scales, index: these parts of it, ``[T, J]``.
-    """
-
-    def __init__(self, numbers: Tensor, each: int, dtype: torch.dtype) -> None:
-        self.numbers = numbers
-        words = each * wide(dtype).itemsize // 4
-        self.scales = numbers[:, :words].view(wide(dtype))
-        self.index = numbers[:, words : words + each].view(torch.int32)
-
-    @classmethod
-    def of(cls, index: Tensor, scale: Tensor, dtype: torch.dtype) -> Slots:
-        """Those of tokens of a dtype; an index has 31 bits."""
-        count = _words(index.shape[1], dtype)
-        slots = cls(index.new_empty(len(index), count, dtype=torch.float32), index.shape[1], dtype)
-        slots.scales.copy_(scale)
-        slots.index.copy_(index)
-        return slots
-
-
-def _words(each: int, dtype: torch.dtype) -> int:
-    """How many numbers the slots of a token are, so that each row of them is aligned."""
-    return _aligned(each * (wide(dtype).itemsize // 4 + 1), 4)
+def _part(whole: Tensor, dtype: torch.dtype, start: int, count: int) -> Tensor:
+    """Columns of a dtype, from a byte on."""
+    first = start // dtype.itemsize
+    return whole.view(dtype)[:, first : first + count]
 
 
 class Dispatch(Function):
-    """Of tokens and their scales, the rows that come here, the indices of their experts and their
-    scales. Indices of other processes' experts are no index here."""
+    """Of tokens and their scales, the rows that come here, the indices of their experts among those
+    of this process, and their scales. An expert of another process has the index -1. `experts` are
+    the first experts of processes."""
 
     @staticmethod
     def forward(
-        ctx: Any, route: Route, places: Tensor, numbers: Tensor, first: int, input: Tensor, scale: Tensor
+        ctx: Any, route: Route, places: Tensor, index: Tensor, experts: Tensor, input: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         columns, each = input.shape[1], scale.shape[1]
-        sent = _Packed.empty(input, room(route.sent), columns, numbers.shape[1])
+        sent = _Packed.empty(input, room(route.sent), each)
         _scatter(input, places, sent.rows)
-        _scatter(numbers, places, sent.beside)
-        arrived = _Packed(exchange(sent.whole, route), columns, numbers.shape[1])
-        slots = Slots(arrived.beside, each, input.dtype)
-        index = slots.index.to(torch.int64).sub_(first)
-        index[sum(route.received) :] = -1  # nothing reads rows that are no token's
+        loader.core().launch(_SLOTS, (index, scale, experts, places), (True, True), (sent.index, sent.scales))
+        arrived = _Packed(exchange(sent.whole, route), columns, each)
+        if (count := sum(route.received)) < len(arrived.index):
+            arrived.index[count:] = -1  # nothing reads rows that are no token's
         ctx.route, ctx.like, ctx.scale_dtype = route, (columns, each, input.dtype), scale.dtype
         ctx.save_for_backward(places)
-        ctx.mark_non_differentiable(index)
+        ctx.mark_non_differentiable(arrived.index)
         ctx.set_materialize_grads(False)
-        return arrived.rows, index, slots.scales
+        return arrived.rows, arrived.index, arrived.scales
 
     @staticmethod
     def backward(ctx: Any, grad_rows: Tensor | None, _: None, grad_scales: Tensor | None) -> tuple[Any, ...]:
         refuse_graph()
         (places,) = ctx.saved_tensors
-        columns, each, dtype = ctx.like
+        route, (columns, each, dtype) = ctx.route, ctx.like
         needs = asked(ctx, ctx.needs_input_grad[4:])
-        words = each * wide(dtype).itemsize // 4 if needs[1] else 0
-        columns = columns if needs[0] else 0
-        sent = _Packed.empty(places.new_empty(0, dtype=dtype), room(ctx.route.received), columns, words)
-        if needs[0]:
-            _copy(sent.rows, grad_rows)
-        if needs[1]:
-            _copy(sent.beside.view(wide(dtype)), grad_scales)
-        arrived = _Packed(exchange(sent.whole, ctx.route, back=True), columns, words)
-        grad_input = _combine(arrived.rows, places) if needs[0] else None
+        grad_input = _returned(route, places, grad_rows, columns, dtype) if needs[0] else None
         grad_scale = None
         if needs[1]:
             # Of a slot one process alone gives another number than 0.
-            grad_scale = _combine(arrived.beside.view(wide(dtype)), places).to(ctx.scale_dtype)
+            grad_scale = _returned(route, places, grad_scales, each, wide(dtype)).to(ctx.scale_dtype)
         return None, None, None, None, grad_input, grad_scale
 
 
-def _copy(to: Tensor, gradient: Tensor | None) -> None:
-    """Fill a part of a buffer with a gradient, which is 0 where it is None."""
+def _returned(route: Route, places: Tensor, gradient: Tensor | None, columns: int, dtype: torch.dtype) -> Tensor:
+    """The gradients for tokens, of those for the rows that came here: zeros where they are None."""
     if gradient is None:
-        to.zero_()
-    else:
-        to.copy_(gradient)
+        gradient = places.new_zeros(room(route.received), columns, dtype=dtype)
+    return _combine(exchange(gradient.contiguous(), route, back=True), places)
 
 
 class Collect(Function):

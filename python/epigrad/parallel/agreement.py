@@ -21,7 +21,7 @@ from epigrad import errors
 from epigrad._core import loader
 from epigrad._core.call import GATE_NAMES, Call
 from epigrad._core.tables import ACTIVATIONS, DTYPES, GATED_KINDS
-from epigrad.parallel.transport import Route, named, room
+from epigrad.parallel.transport import Packed, Route, Tokens, named, room
 
 PARTS = 16
 """Rows are counted in so many parts of the tokens, of which chunks are made: the most chunks."""
@@ -72,7 +72,7 @@ def facts_of(values: tuple[tuple[str, object], ...]) -> tuple[Fact, ...]:
     return tuple([Fact.of(name, value) for name, value in values])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """Some tokens, from `start` to `stop`, and where their rows go.
 
@@ -80,6 +80,7 @@ class Chunk:
         places: ``[t, ranks]``: a token's row among those that are sent, by rank and then by token,
             or -1 for a rank that has none of its experts.
         experts: the first expert of each rank, and how many there are.
+        packed: the rows, where they are packed already.
     """
 
     start: int
@@ -87,33 +88,44 @@ class Chunk:
     route: Route
     places: Tensor
     experts: Tensor
+    packed: Packed | None
+
+    def pack(self, tokens: Tokens) -> Packed:
+        """The rows of its tokens. It keeps none, so that they are gone when they are sent."""
+        packed, self.packed = self.packed, None
+        return packed or Packed.of(tokens, self.places, self.experts, room(self.route.sent))
 
 
 def agree(
-    index: Tensor, local: int, facts: Sequence[Fact], chunks: int | None, group: dist.ProcessGroup
+    tokens: Tokens, local: int, facts: Sequence[Fact], chunks: int | None, group: dist.ProcessGroup
 ) -> tuple[Chunk, ...]:
     """The chunks of the tokens with these experts, so many of which each process has.
 
     Raises:
         InvalidProblemError: in all processes, where a fact of two is not the same.
     """
-    ranks, tokens, device = dist.get_world_size(group), len(index), index.device
+    index, ranks, device = tokens.index, dist.get_world_size(group), tokens.index.device
     facts = (Fact("chunks", chunks or 0), *facts)
     codes = tuple([fact.code for fact in facts])
     told = index.new_empty(2, ranks, 2 * PARTS + 1 + len(facts))
     own, others = told.unbind()
-    count = chunks or _chosen(tokens, device)
+    count = chunks or _chosen(len(index), device)
     tables = _tables(local, ranks, count, codes, device)
     places = _counted(index, tables, own)
+    packed = None
     with named():
-        dist.all_to_all_single(others, own, group=group)
+        work = dist.all_to_all_single(others, own, group=group, async_op=True)
+        assert work is not None
+        if count == 1:  # while counts travel: a token's row goes to so many processes at most
+            packed = Packed.of(tokens, places, tables[0], len(index) * min(ranks, index.shape[1]))
+        work.wait()
     sent, received = told.tolist()  # the host waits
     _compare(facts, [row[2 * PARTS + 1 :] for row in received], dist.get_rank(group))
     most = max(row[2 * PARTS] for row in received)
     if (agreed := chunks or _chosen(most, device)) != count:  # another process has more tokens
         tables = _tables(local, ranks, agreed, codes, device)
-        places = _counted(index, tables, own)
-    each = max(1, -(-tokens // PARTS))
+        places, packed = _counted(index, tables, own), None
+    each = max(1, -(-len(index) // PARTS))
     made = []
     for first, end in itertools.pairwise(_bounds(agreed)):
         route = Route(
@@ -122,8 +134,8 @@ def agree(
             [sum(row[first:end]) for row in received],
             room([sum(row[PARTS + first : PARTS + end]) for row in received]),
         )
-        start, stop = min(first * each, tokens), min(end * each, tokens)
-        made.append(Chunk(start, stop, route, places[start:stop], tables[0]))
+        start, stop = min(first * each, len(index)), min(end * each, len(index))
+        made.append(Chunk(start, stop, route, places[start:stop], tables[0], packed))
     return tuple(made)
 
 
@@ -160,9 +172,11 @@ def _chosen(tokens: int, device: torch.device) -> int:
 
 def _compare(facts: Sequence[Fact], received: Sequence[Sequence[int]], rank: int) -> None:
     """Refuse processes of which one means another mixture."""
+    own = [fact.code for fact in facts]
     differ = [
         f"{fact.name}: {fact.spoken(fact.code)} on rank {rank}, {fact.spoken(codes[place])} on rank {other}"
         for other, codes in enumerate(received)
+        if codes != own
         for place, fact in enumerate(facts)
         if codes[place] != fact.code
     ]

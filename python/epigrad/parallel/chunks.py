@@ -15,25 +15,22 @@ import torch
 from torch import Tensor
 
 from epigrad.parallel.agreement import Chunk
-from epigrad.parallel.transport import Collect, Dispatch
+from epigrad.parallel.transport import Collect, Dispatch, Tokens
 
 Multiply = Callable[[Chunk, Tensor, Tensor, Tensor], Tensor]
 """What experts make of a chunk's rows that came here, with their indices and scales."""
 
 
-def in_chunks(chunks: Sequence[Chunk], index: Tensor, input: Tensor, scale: Tensor, multiply: Multiply) -> Tensor:
+def in_chunks(chunks: Sequence[Chunk], tokens: Tokens, multiply: Multiply) -> Tensor:
     """The outputs for tokens, whose rows go to other processes' experts and come back."""
-    many = len(chunks) > 1
-    sizes = [chunk.stop - chunk.start for chunk in chunks]
-    inputs, scales, indices = [torch.split(tensor, sizes) if many else (tensor,) for tensor in (input, scale, index)]
-    side = _Side(input.device, many and input.device.type == "cuda")
-    side.follow(input, scale, index, *[chunk.places for chunk in chunks])
+    many, device = len(chunks) > 1, tokens.input.device
+    pieces = tokens.split([chunk.stop - chunk.start for chunk in chunks]) if many else [tokens]
+    side = _Side(device, many and device.type == "cuda")
+    side.follow(tokens.input, tokens.index, tokens.scale, *[chunk.places for chunk in chunks])
     arrived = []
-    for place, chunk in enumerate(chunks):
+    for chunk, piece in zip(chunks, pieces, strict=True):
         with side.work():
-            rows = Dispatch.apply(
-                chunk.route, chunk.places, indices[place], chunk.experts, inputs[place], scales[place]
-            )
+            rows = Dispatch.apply(chunk.route, chunk.places, chunk.pack(piece), piece.input, piece.scale)
         arrived.append((rows, side.mark()))
     outputs = []
     for chunk, (rows, mark) in zip(chunks, arrived, strict=True):

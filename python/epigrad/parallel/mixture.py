@@ -22,6 +22,7 @@ from epigrad.kinds import ActivationLike, Gated
 from epigrad.ops.shapes import one_device
 from epigrad.parallel.agreement import DEVICES, PARTS, Chunk, Fact, agree, facts_of
 from epigrad.parallel.chunks import in_chunks
+from epigrad.parallel.transport import Tokens
 
 _OP = "parallel.experts"
 _LOCAL = "experts"
@@ -138,14 +139,15 @@ def _experts(
         input, _, scale = as_experts(input, index, scale)
     local = tensors[3].shape[0]
     facts = _facts(call, (input, index, scale, *weights, *operands))
-    parts = agree(index, local, facts, chunks, processes)
+    tokens = Tokens(input, index, scale)
+    parts = agree(tokens, local, facts, chunks, processes)
 
     def multiply(part: Chunk, rows: Tensor, own: Tensor, scales: Tensor) -> Tensor:
         operands = (rows, own, scales, *weights)
         slots = min(part.route.slots, own.numel())
         return functional.experts_in_rows(slots, operands, kind, save, gate, adapters)
 
-    return in_chunks(parts, index, input, scale, multiply)
+    return in_chunks(parts, tokens, multiply)
 
 
 _outside: Any = torch.compiler.disable

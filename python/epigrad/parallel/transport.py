@@ -45,6 +45,20 @@ class Route:
     slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens ``[T, K]``, and the indices and scales of their slots, ``[T, J]``."""
+
+    input: Tensor
+    index: Tensor
+    scale: Tensor
+
+    def split(self, sizes: list[int]) -> list[Tokens]:
+        """Pieces of so many tokens."""
+        parts = [torch.split(part, sizes) for part in (self.input, self.index, self.scale)]
+        return [Tokens(*piece) for piece in zip(*parts, strict=True)]
+
+
 @contextmanager
 def named() -> Iterator[None]:
     """Name the function in what a collective raises, as where another process has died."""
@@ -93,7 +107,7 @@ def _aligned(size: int) -> int:
     return -(-size // _UNIT) * _UNIT
 
 
-class _Packed:
+class Packed:
     """A buffer of rows ``[S, K]``, and beside them the slots of their tokens.
 
     Attributes:
@@ -109,11 +123,16 @@ class _Packed:
         self.scales = _part(whole, wide(whole.dtype), start + each * torch.int64.itemsize, each)
 
     @classmethod
-    def empty(cls, like: Tensor, count: int, each: int) -> _Packed:
-        """One for so many rows as `like` has, with so many slots."""
-        columns, size = like.shape[1], like.element_size()
-        slots = each * (torch.int64.itemsize + wide(like.dtype).itemsize)
-        return cls(like.new_empty(count, (_aligned(columns * size) + _aligned(slots)) // size), columns, each)
+    def of(cls, tokens: Tokens, places: Tensor, experts: Tensor, count: int) -> Packed:
+        """The rows of tokens for each process, so many or fewer. An index is among the experts of
+        the process, of which `experts` has the first. It is -1 for another process's expert."""
+        input, index, scale = tokens.input, tokens.index, tokens.scale
+        (columns, each), size = (input.shape[1], index.shape[1]), input.element_size()
+        slots = each * (torch.int64.itemsize + wide(input.dtype).itemsize)
+        packed = cls(input.new_empty(count, (_aligned(columns * size) + _aligned(slots)) // size), columns, each)
+        _scatter(input, places, packed.rows)
+        loader.core().launch(_SLOTS, (index, scale, experts, places), (True, True), (packed.index, packed.scales))
+        return packed
 
 
 def _part(whole: Tensor, dtype: torch.dtype, start: int, count: int) -> Tensor:
@@ -123,19 +142,15 @@ def _part(whole: Tensor, dtype: torch.dtype, start: int, count: int) -> Tensor:
 
 
 class Dispatch(Function):
-    """Of tokens and their scales, the rows that come here, the indices of their experts among those
-    of this process, and their scales. An expert of another process has the index -1. `experts` are
-    the first experts of processes."""
+    """Of tokens and their scales, which are packed, the rows that come here, the indices of their
+    experts, and their scales."""
 
     @staticmethod
     def forward(
-        ctx: Any, route: Route, places: Tensor, index: Tensor, experts: Tensor, input: Tensor, scale: Tensor
+        ctx: Any, route: Route, places: Tensor, packed: Packed, input: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         columns, each = input.shape[1], scale.shape[1]
-        sent = _Packed.empty(input, room(route.sent), each)
-        _scatter(input, places, sent.rows)
-        loader.core().launch(_SLOTS, (index, scale, experts, places), (True, True), (sent.index, sent.scales))
-        arrived = _Packed(exchange(sent.whole, route), columns, each)
+        arrived = Packed(exchange(packed.whole, route), columns, each)
         if (count := sum(route.received)) < len(arrived.index):
             arrived.index[count:] = -1  # nothing reads rows that are no token's
         ctx.route, ctx.like, ctx.scale_dtype = route, (columns, each, input.dtype), scale.dtype
@@ -149,13 +164,13 @@ class Dispatch(Function):
         refuse_graph()
         (places,) = ctx.saved_tensors
         route, (columns, each, dtype) = ctx.route, ctx.like
-        needs = asked(ctx, ctx.needs_input_grad[4:])
+        needs = asked(ctx, ctx.needs_input_grad[3:])
         grad_input = _returned(route, places, grad_rows, columns, dtype) if needs[0] else None
         grad_scale = None
         if needs[1]:
             # Of a slot one process alone gives another number than 0.
             grad_scale = _returned(route, places, grad_scales, each, wide(dtype)).to(ctx.scale_dtype)
-        return None, None, None, None, grad_input, grad_scale
+        return None, None, None, grad_input, grad_scale
 
 
 def _returned(route: Route, places: Tensor, gradient: Tensor | None, columns: int, dtype: torch.dtype) -> Tensor:

@@ -184,6 +184,14 @@ def bits(device: str) -> None:
                 assert_equal([made.call(made.own())], first[:1])
 
 
+def chosen_chunks(device: str) -> None:
+    """The process with most tokens says how many chunks there are. Others have begun with fewer."""
+    made = Mixture(uneven(dist.get_world_size()), device=device)
+    want = made.run(chunks=3)
+    with mock.patch("epigrad.parallel.agreement._chosen", lambda tokens, _: 1 if tokens < 10 else 3):
+        assert_equal(made.run(), want)
+
+
 def batch_invariance(device: str) -> None:
     """Rows do not depend on how many there are."""
     world = dist.get_world_size()
@@ -495,8 +503,8 @@ def memory(device: str) -> None:
     first = LOCAL * dist.get_rank()
     own = (made.index >= first) & (made.index < first + LOCAL)
     slots, rows = (count * 17 // 16 for count in (int(own.sum()), int(own.any(1).sum())))
-    row = 8 * FEATURES + 16 * -(-4 * (8 + 4) // 16)
-    most = slots * 2 * HIDDEN * 8 + rows * (row + 4 * 8) + 3 * 32 * world * 4
+    row = 8 * FEATURES + 4 * (8 + 8)
+    most = slots * 2 * HIDDEN * 8 + rows * row + 3 * 32 * world * 4
     assert sum(size for address, size in kept.items() if address not in given) <= most
 
 
@@ -592,6 +600,7 @@ def with_fsdp(device: str) -> None:
 CHECKS: dict[str, Callable[[str], None]] = {
     "equality": equality,
     "bits": bits,
+    "chosen chunks": chosen_chunks,
     "batch invariance": batch_invariance,
     "adapters": adapters,
     "wide gradients": wide_gradients,

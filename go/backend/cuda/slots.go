@@ -10,9 +10,9 @@ import (
 
 const (
 	// segmentTokens is how many tokens a thread counts, where there are not too many.
-	segmentTokens = 16
+	segmentTokens = 4
 	// mostPartBlocks bounds the blocks of a part: one block adds up the segments of all of them.
-	mostPartBlocks = 32
+	mostPartBlocks = 16
 	// mostRankLanes is the logarithm of how many ranks are side by side in a block.
 	mostRankLanes = 5
 )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from epigrad._core import loader
 from epigrad._core.blocks import Blocks, is_set
 from epigrad._core.torch_state import constant_to_dynamo
 
 _blocks: Blocks[bool] = Blocks()
+
+PRODUCTS: dict[Any, Callable[..., Tensor | None]] = {}
+"""PyTorch's functions that `torch_functions` computes, and what computes them. It gives None for a
+call that stays PyTorch's. `epigrad.integrations.torch_functions` fills it in."""
 
 
 class batch_invariant:  # noqa: N801 (a context manager, named as a function)
@@ -24,8 +32,17 @@ class batch_invariant:  # noqa: N801 (a context manager, named as a function)
     switches it on for a whole process; a block wins over it. Blocks nest. `epigrad.tuning` makes no
     choices for such calls.
 
+    With `torch_functions`, PyTorch's own products are epigrad's inside, forward and backward:
+    ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul`` and ``linear``, as functions, methods,
+    ``@`` and ``torch.nn.Linear``. So a model of PyTorch's layers gets the promise, unchanged. It is
+    for dense tensors of one device and one of the four dtypes. Everything else stays PyTorch's:
+    other functions, such as attention and norms, ``out=``, and subclasses of tensors. Every call of
+    PyTorch inside then passes through Python. docs/howto/rl.md has the list, and a program.
+
     Args:
-        enabled: False switches the mode off inside.
+        enabled: False switches the mode off inside, for PyTorch's functions too.
+        torch_functions: True computes PyTorch's products, too. A block inside that does not set it
+            leaves them as they are.
 
     Raises:
         UnsupportedError: (a ``NotImplementedError``) from a call inside on WebGPU, with tensors
@@ -38,17 +55,47 @@ class batch_invariant:  # noqa: N801 (a context manager, named as a function)
         ...     all_rows, one = epigrad.linear(x, weight), epigrad.linear(x[7:8], weight)
         >>> torch.equal(all_rows[7:8], one)
         True
+        >>> with epigrad.batch_invariant(torch_functions=True):
+        ...     torch.equal((x @ weight.T)[7:8], x[7:8] @ weight.T)
+        True
     """
 
-    def __init__(self, enabled: bool = True) -> None:
+    def __init__(self, enabled: bool = True, *, torch_functions: bool = False) -> None:
         self._enabled = bool(enabled)
+        self._torch_functions = bool(torch_functions)
 
     def __enter__(self) -> None:
         _blocks.begin(self._enabled)
+        if self._torch_functions:
+            _products.__enter__()
 
     def __exit__(self, *_: object) -> None:
+        if self._torch_functions:
+            _products.__exit__(None, None, None)
         _blocks.end()
 
+
+class _Products(TorchFunctionMode):
+    """Computes PyTorch's products by epigrad's.
+
+    It sees functions above autograd, so that epigrad's function records backward, and the mode with
+    it. A `TorchDispatchMode` sees what composite functions call, too. But it sees backward only
+    while its block is open, and Dynamo does not trace it.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        product = PRODUCTS.get(function)
+        if product is not None and _blocks.choice:
+            out = product(*args, **kwargs)
+            if out is not None:
+                return out
+        return function(*args, **kwargs)
+
+
+_products: Any = _Products()
 
 _VARIABLE: Any = os.environ.encodekey("EPIGRAD_BATCH_INVARIANT")
 

@@ -19,10 +19,12 @@ forward computes. In reading order:
     expert_parallel  these experts over several processes, as one of transformers' transports
     gates         the gates of these experts, read as expressions
     layers        the activations and other steps between the projections of a block
+    torch_functions  PyTorch's own products, inside ``batch_invariant(torch_functions=True)``
 """
 
 from __future__ import annotations
 
 from epigrad.integrations import kernels, timm, transformers
+from epigrad.integrations import torch_functions as torch_functions  # so that it is there
 
 __all__ = ["kernels", "timm", "transformers"]

@@ -1,0 +1,114 @@
+"""PyTorch's own products by epigrad's, inside ``batch_invariant(torch_functions=True)``.
+
+Each function here takes what PyTorch's takes, and gives None for a call that stays PyTorch's: other
+dtypes, devices and layouts, subclasses of tensors, ``out=``, and what PyTorch refuses.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.nn import functional as torch_functional
+
+from epigrad import functional
+from epigrad._core.checks import PLAIN
+from epigrad._core.invariance import PRODUCTS
+from epigrad._core.torch_state import cast_dtype
+
+_TYPES = PLAIN | {FakeTensor}  # `torch.export` runs a model on fake tensors
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _linear(input: Any, weight: Any, bias: Any = None, **others: Any) -> Tensor | None:
+    if others or not _are_ours(input, weight, *(() if bias is None else (bias,))):
+        return None
+    if input.dim() == 0 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
+    return functional.linear(input, weight, bias)
+
+
+def _matmul(input: Any, other: Any, **others: Any) -> Tensor | None:
+    if others or not _are_ours(input, other) or not _multiply(input, other):
+        return None
+    return functional.matmul_bias_activation(input, other)
+
+
+def _mm(input: Any, mat2: Any, **others: Any) -> Tensor | None:
+    return _matmul(input, mat2, **others) if _have_dims(2, input, mat2) else None
+
+
+def _bmm(input: Any, mat2: Any, **others: Any) -> Tensor | None:
+    if not _have_dims(3, input, mat2) or input.shape[0] != mat2.shape[0]:
+        return None
+    return _matmul(input, mat2, **others)
+
+
+def _addmm(input: Any, mat1: Any, mat2: Any, *others: Any, beta: Any = 1, alpha: Any = 1, **more: Any) -> Tensor | None:
+    if others or more or not _have_dims(2, mat1, mat2):
+        return None
+    return _added(input, mat1, mat2, beta, alpha)
+
+
+def _baddbmm(
+    input: Any, batch1: Any, batch2: Any, *others: Any, beta: Any = 1, alpha: Any = 1, **more: Any
+) -> Tensor | None:
+    if others or more or not _have_dims(3, batch1, batch2) or batch1.shape[0] != batch2.shape[0]:
+        return None
+    return _added(input, batch1, batch2, beta, alpha)
+
+
+def _added(input: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Tensor | None:
+    """``beta * input + alpha * (a @ b)``. A vector is a bias, whose sum is rounded once. Else each
+    step is rounded, so that no element depends on where it is."""
+    if not _are_ours(input, a, b) or not _multiply(a, b):
+        return None
+    if beta == alpha == 1 and input.shape == b.shape[-1:]:
+        return functional.matmul_bias_activation(a, b, input)
+    product = functional.matmul_bias_activation(a, b)
+    if alpha != 1:
+        product = product * alpha
+    if beta == 0:  # PyTorch then ignores input, and NaN in it
+        return product
+    added: Tensor = input.to(product.dtype).expand(product.shape)
+    return product + (added if beta == 1 else added * beta)
+
+
+def _have_dims(dims: int, *tensors: Any) -> bool:
+    return all(isinstance(tensor, Tensor) and tensor.dim() == dims for tensor in tensors)
+
+
+def _are_ours(*tensors: Any) -> bool:
+    """Whether all are dense tensors of one device and, after autocast, of one of our dtypes."""
+    for tensor in tensors:
+        if type(tensor) not in _TYPES or tensor.layout != torch.strided or tensor.is_nested:
+            return False
+    device, dtype = tensors[0].device, cast_dtype(tensors[0])
+    if device.type not in ("cpu", "cuda", "meta") or dtype not in _DTYPES:
+        return False
+    return all(tensor.device == device and cast_dtype(tensor) == dtype for tensor in tensors)
+
+
+def _multiply(a: Tensor, b: Tensor) -> bool:
+    """Whether `torch.matmul` takes operands of these shapes."""
+    if a.dim() == 0 or b.dim() == 0 or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
+        return False
+    batches = zip_longest(reversed(a.shape[:-2]), reversed(b.shape[:-2]), fillvalue=1)
+    return all(one == other or one == 1 or other == 1 for one, other in batches)
+
+
+PRODUCTS.update(
+    {
+        torch_functional.linear: _linear,
+        **dict.fromkeys((torch.matmul, torch.linalg.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
+        **dict.fromkeys((torch.mm, Tensor.mm), _mm),
+        **dict.fromkeys((torch.bmm, Tensor.bmm), _bmm),
+        **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+        **dict.fromkeys((torch.baddbmm, Tensor.baddbmm), _baddbmm),
+    }
+)

@@ -74,7 +74,8 @@ def is_watched(input: Tensor) -> bool:
     """Whether something is to see, or may change, what the layers inside of a block compute: hooks
     on all modules, a `TorchFunctionMode`, or an input whose class has a `__torch_function__`.
 
-    PyTorch's own modes, as of a default device or of `torch.export`, change no layer.
+    PyTorch's own modes, as of a default device or of `torch.export`, change no layer, and neither
+    does that of `batch_invariant`.
     """
     if any_global_hook():
         return True
@@ -82,7 +83,7 @@ def is_watched(input: Tensor) -> bool:
         return True
     # Dynamo's answer to the question above does not count modes.
     return _len_torch_function_stack() > 0 and any(
-        not _is_of_pytorch(type(mode))
+        not _changes_nothing(type(mode))
         for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     )
 
@@ -96,8 +97,8 @@ def _overrides_functions(cls: type[Any]) -> bool:
 
 
 @constant_to_dynamo
-def _is_of_pytorch(cls: type[Any]) -> bool:
-    return cls.__module__.partition(".")[0] == "torch"
+def _changes_nothing(cls: type[Any]) -> bool:
+    return cls.__module__.partition(".")[0] in ("torch", "epigrad")
 
 
 def why_called(module: nn.Module) -> str:

@@ -243,7 +243,9 @@ def test_what_is_ignored_stays_so() -> None:
 
 def test_blocks_nest_and_are_a_threads_own() -> None:
     def mode() -> bool:
-        return products(lambda: torch.eye(2) @ torch.eye(2)) == OURS
+        found = products(lambda: torch.eye(2) @ torch.eye(2))
+        assert found == OURS or not any("epigrad" in name for name in found)
+        return found == OURS
 
     block = inside()
     with block:

@@ -294,7 +294,7 @@ def test_autocast(name: str) -> None:
 
 
 def test_transforms() -> None:
-    """`torch.vmap` has epigrad's products; under `torch.func.vjp` those of epigrad are PyTorch's."""
+    """`torch.vmap` has epigrad's products; under `torch.func.vjp` they are PyTorch's."""
     x, weight, bias = operands()
     with inside():
         mapped = torch.vmap(lambda row: functional.linear(row, weight, bias))(x)

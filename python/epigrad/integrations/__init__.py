@@ -16,6 +16,7 @@ forward computes. In reading order:
     expressions   the nodes of these expressions
     proofs        tests that a kind computes the same as the forward of a class
     experts       the experts of mixtures, as one of transformers' implementations of them
+    expert_adapters  PEFT's adapters of these experts
     expert_parallel  these experts over several processes, as one of transformers' transports
     gates         the gates of these experts, read as expressions
     layers        the activations and other steps between the projections of a block

@@ -7,12 +7,10 @@ this configuration. Importing this registers ``"epigrad"`` once transformers is 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from epigrad import errors, functional
-from epigrad._core import lora
 from epigrad._core.mixtures import SPREAD
 from epigrad._core.projections import class_name, why_called
 from epigrad._core.tables import DTYPES, is_half
@@ -40,7 +37,7 @@ _BEFORE = "epigrad_experts_before"
 """The attribute of a patched module that has its former implementation."""
 _REGISTRATION = "epigrad_experts"
 """What a module that epigrad computes holds, so that its pickle names epigrad."""
-_ADAPTERS = "epigrad_experts_adapters"
+ADAPTERS = "epigrad_experts_adapters"
 """The attribute of a module that has the adapters of a call, by the names of their parameters."""
 
 
@@ -119,7 +116,7 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
         self.__dict__.setdefault(_REGISTRATION, _REGISTERED)
     group = None
     if self.__dict__.get(SPREAD):  # by epigrad.parallel.ExpertParallel
-        sharded: Any = getattr(self, _up(self))
+        sharded: Any = getattr(self, up_name(self))
         group = sharded.device_mesh.get_group()
     return computed(self, hidden_states, top_k_index, top_k_weights, group)
 
@@ -147,8 +144,8 @@ def computed(
         if scale.dtype != torch.float32 or weight_in.dtype == torch.float64:
             scale = scale.to(weight_in.dtype)
     parameters = (weight_in, bias_in, weight_out, bias_out)
-    given = module.__dict__.get(_ADAPTERS, {})
-    adapters = {"adapter_in": given.get(_up(module)), "adapter_out": given.get("down_proj")}
+    given = module.__dict__.get(ADAPTERS, {})
+    adapters = {"adapter_in": given.get(up_name(module)), "adapter_out": given.get("down_proj")}
     if getattr(module, "has_post_expert_norm", False):
         if group is not None:
             raise _refused(module, "it has a norm after each expert, which epigrad.parallel has not")
@@ -232,14 +229,14 @@ def _new_flags() -> tuple[tuple[str, Any], ...]:
 _flags: list[tuple[tuple[str, Any], ...]] = []
 
 
-def _up(module: nn.Module) -> str:
+def up_name(module: nn.Module) -> str:
     """The parameter of the first products."""
     return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
 
 
 def _parameters(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """The parameters as `epigrad.experts` takes them, in their own memory."""
-    up = _up(module)
+    up = up_name(module)
 
     def own(name: str) -> Any:
         parameter = getattr(module, name)
@@ -288,60 +285,6 @@ def _normed(
     out = (out * scale.flatten()[order].unsqueeze(-1)).masked_fill(nothing, 0)
     summed: Tensor = out[order.argsort()].unflatten(0, index.shape).sum(1)
     return summed
-
-
-# --- PEFT's adapters of parameters ----------------------------------------------------------------
-
-
-def _at_import_of_peft() -> None:
-    """Let PEFT's wrapper of a parameter hand its adapter to experts that epigrad computes.
-
-    Its own way registers a parametrization, which forms a tensor of the weight's size in each call.
-    """
-    wrapper = sys.modules[lora.ROOM].__dict__.get("ParamWrapper")
-    own: Any = getattr(wrapper, "_activate_lora", None)
-    if wrapper is None or own is None:
-        return
-
-    @functools.wraps(own)
-    def activate(self: Any, active_adapters: list[str]) -> AbstractContextManager[None]:
-        experts = self.get_base_layer()
-        adapter = _adapter_of(self, experts)
-        context: AbstractContextManager[None] = (
-            own(self, active_adapters) if adapter is None else _handed(experts, self.parameter_name, adapter)
-        )
-        return context
-
-    wrapper._activate_lora = activate
-
-
-def _adapter_of(wrapper: Any, experts: Any) -> LowRank | None:
-    """The adapter of a parameter of experts; None if epigrad does not compute them with it."""
-    if not _takes_implementation(type(experts)):
-        return None
-    if experts.config._experts_implementation != NAME or wrapper.parameter_name not in (_up(experts), "down_proj"):
-        return None
-    adapter = lora.adapter_of(wrapper)
-    if adapter is None or wrapper.num_experts == 1 or lora.why_peft_computes(wrapper):
-        return None
-    if not lora.fits(wrapper, wrapper.get_param()):
-        return None
-    # PEFT packs a's rows expert by expert, and b's columns number by number of the rank.
-    a = adapter.a.unflatten(0, (wrapper.num_experts, -1))
-    b = adapter.b.unflatten(1, (-1, wrapper.num_experts)).permute(2, 0, 1)
-    return LowRank(a, b, adapter.scale)
-
-
-@contextmanager
-def _handed(experts: nn.Module, name: str, adapter: LowRank) -> Iterator[None]:
-    others = experts.__dict__.get(_ADAPTERS, {})
-    experts.__dict__[_ADAPTERS] = others | {name: adapter}
-    try:
-        yield
-    finally:
-        experts.__dict__[_ADAPTERS] = others
-        if not others:
-            del experts.__dict__[_ADAPTERS]
 
 
 # --- `patch` of experts ---------------------------------------------------------------------------
@@ -406,12 +349,12 @@ def _is_ours(module: nn.Module) -> bool:
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
-        if _takes_implementation(type(module)):
+        if takes_implementation(type(module)):
             yield name, module
 
 
 @constant_to_dynamo  # which fails at a cell that it has read as a closure's variable
-def _takes_implementation(cls: type[Any]) -> bool:
+def takes_implementation(cls: type[Any]) -> bool:
     """Whether a class of experts takes an implementation of transformers."""
     moe = sys.modules.get(_ROOM)
     return moe is not None and _dispatches(getattr(cls, "forward", None), moe)
@@ -466,4 +409,3 @@ def _without_fast_kernels(weight: Tensor) -> str:
 
 
 after_import(_ROOM, _at_import)
-after_import(lora.ROOM, _at_import_of_peft)

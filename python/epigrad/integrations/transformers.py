@@ -19,7 +19,7 @@ Examples:
 
 from __future__ import annotations
 
-from epigrad.integrations import expert_parallel  # noqa: F401  # registers a transport
+from epigrad.integrations import expert_adapters, expert_parallel  # noqa: F401  # which register themselves
 from epigrad.integrations.experts import register_experts
 from epigrad.integrations.patching import Report, patch, unpatch
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from torch import nn
 
+from epigrad import errors
 from epigrad._core import lora
+from epigrad._core.mixtures import SPREAD
 from epigrad._core.values import LowRank
 from epigrad.integrations.experts import ADAPTERS, NAME, takes_implementation, up_name
 from epigrad.ops.import_hook import after_import
@@ -33,6 +35,7 @@ def _at_import() -> None:
     def activate(self: Any, active_adapters: list[str]) -> AbstractContextManager[None]:
         experts = self.get_base_layer()
         adapter = _adapter_of(self, experts)
+        _check_spread(self, experts, adapter)
         context: AbstractContextManager[None] = (
             own(self, active_adapters) if adapter is None else _handed(experts, self.parameter_name, adapter)
         )
@@ -56,6 +59,26 @@ def _adapter_of(wrapper: Any, experts: Any) -> LowRank | None:
     a = adapter.a.unflatten(0, (wrapper.num_experts, -1))
     b = adapter.b.unflatten(1, (-1, wrapper.num_experts)).permute(2, 0, 1)
     return LowRank(a, b, adapter.scale)
+
+
+def _check_spread(wrapper: Any, experts: Any, adapter: LowRank | None) -> None:
+    """Refuse an adapter of experts that are spread over processes, if it would be added for all of
+    them to the weights of some."""
+    if not lora.active(wrapper):
+        return
+    what = f"experts: {type(experts).__name__}: {wrapper.parameter_name}"
+    if experts.__dict__.get(SPREAD):
+        if adapter is None:
+            reason = lora.why_peft_computes(wrapper) or "has an adapter that epigrad does not take"
+            raise errors.UnsupportedError(
+                f"{what} {reason}, and its experts are spread over processes: want one active adapter, in the dtype of "
+                "the experts or in float32 beside half types"
+            )
+    elif adapter is not None and getattr(experts, "_is_expert_parallel", False):
+        raise errors.UnsupportedError(
+            f"{what} has an adapter, and transformers spreads its experts over processes by a transport of its own: "
+            'want ep_implementation="epigrad" of its DistributedConfig, or epigrad.parallel.ExpertParallel'
+        )
 
 
 @contextmanager

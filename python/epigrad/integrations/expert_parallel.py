@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from epigrad._core.mixtures import SPREAD
 from epigrad.integrations.experts import NAME, computed
 from epigrad.ops.import_hook import after_import
 
@@ -28,6 +29,7 @@ def transport(base: Any) -> Any:
         def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
             super().__init__(experts, ep_mesh, tp_mesh)
             self.experts = experts
+            experts.__dict__[SPREAD] = True
 
         def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             given = (hidden_states, top_k_index, top_k_weights)
@@ -41,7 +43,7 @@ def transport(base: Any) -> Any:
                 return whole.redistribute(self.tp_mesh, [Shard(0)]).to_local()
 
             tokens, index, weights = map(own, given)
-            out = computed(self.experts, tokens, index, weights, group)
+            out = computed(self.experts, tokens, index, weights, group, self.tp_mesh)
             shape = hidden_states.shape
             parts = DTensor.from_local(
                 out.contiguous(), self.tp_mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)

@@ -122,10 +122,15 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
 
 
 def computed(
-    module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, group: Any = None
+    module: nn.Module,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    group: Any = None,
+    same_tokens: Any = None,
 ) -> Tensor:
     """The output of a module of experts, or where its experts are those of a process, of all that
-    the group has."""
+    the group has. Processes of the mesh `same_tokens` have the same tokens."""
     reason = obstacle(module)
     if reason:
         raise _refused(module, reason)
@@ -145,6 +150,9 @@ def computed(
             scale = scale.to(weight_in.dtype)
     parameters = (weight_in, bias_in, weight_out, bias_out)
     given = module.__dict__.get(ADAPTERS, {})
+    if group is not None:
+        own = slice(group.rank() * len(weight_in), (group.rank() + 1) * len(weight_in))
+        given = {name: _part(adapter, own, same_tokens) for name, adapter in given.items()}
     adapters = {"adapter_in": given.get(up_name(module)), "adapter_out": given.get("down_proj")}
     if getattr(module, "has_post_expert_norm", False):
         if group is not None:
@@ -240,7 +248,11 @@ def _parameters(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | No
 
     def own(name: str) -> Any:
         parameter = getattr(module, name)
-        return parameter.to_local() if module.__dict__.get(SPREAD) else parameter
+        if module.__dict__.get(SPREAD):
+            from epigrad.parallel.styles import local  # which imports torch.distributed.tensor
+
+            return local(parameter)
+        return parameter
 
     weight_in, weight_out = own(up), own("down_proj")
     if module.is_transposed:
@@ -248,6 +260,25 @@ def _parameters(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | No
     if not module.has_bias:
         return weight_in, None, weight_out, None
     return weight_in, own(f"{up}_bias"), weight_out, own("down_proj_bias")
+
+
+def _part(adapter: LowRank, own: slice, same_tokens: Any) -> LowRank:
+    """The adapter of a process's experts, of that of all, which every process has.
+
+    A process's gradient has numbers for its own experts, and zeros for others: it is a part of the
+    whole, as that of any parameter of which a process sees its own tokens alone. Processes that
+    have the same tokens get the sum.
+    """
+
+    def part(tensor: Tensor) -> Tensor:
+        if same_tokens is not None:
+            from torch.distributed.tensor import DTensor, Partial, Replicate
+
+            whole = DTensor.from_local(tensor, same_tokens, [Replicate()], run_check=False)
+            tensor = whole.to_local(grad_placements=[Partial()])
+        return tensor[own]
+
+    return LowRank(part(adapter.a), part(adapter.b), adapter.scale)
 
 
 def _normed(

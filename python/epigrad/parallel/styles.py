@@ -34,11 +34,14 @@ class ExpertParallel(ParallelStyle):
     together, each with its own tokens and with the numbers of experts among all. The gradient of a
     parameter is the sum over the tokens of all processes, not divided by anything.
 
+    PEFT's adapters of experts (``target_parameters``) stay whole in each process, which uses those
+    of its own experts. So its gradients of adapters are a part, whose sum over processes counts.
+
     Raises:
         InvalidProblemError: (a ``ValueError``) when a module is sharded whose experts are no
             multiple of the processes, or a mesh of several dimensions.
         UnsupportedError: (a ``NotImplementedError``) when another module is; in a call, a parameter
-            with ``grad_dtype`` float32 before PyTorch 2.15.
+            with ``grad_dtype`` float32 before PyTorch 2.15, or adapters that PEFT would compute.
 
     Examples:
         >>> from torch.distributed.tensor.parallel import parallelize_module
@@ -48,6 +51,10 @@ class ExpertParallel(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        wrapped: Any = getattr(module, "get_base_layer", None)  # of PEFT's wrapper of a parameter
+        if wrapped is not None:
+            self._apply(wrapped(), device_mesh)
+            return module
         is_own = isinstance(module, Experts)
         if not is_own and getattr(getattr(module, "config", None), "_experts_implementation", None) != "epigrad":
             raise errors.UnsupportedError(

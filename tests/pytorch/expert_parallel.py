@@ -388,6 +388,7 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
     r"K: 24 on rank \d, 16 on rank 1|K: 16 on rank 1, 24": {"features": 16},
     "k, the experts of a token": {"each": 3},
     "experts of a process": {"local": 2},
+    "H: ": {"hidden": 4},
     "input: dtype": {"dtype": torch.float32},
     "scale: dtype": {"scale_dtype": torch.float32},
     "kind: (swiglu|geglu)": {"kind": "geglu"},
@@ -405,6 +406,7 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
 def call_with(
     device: str,
     features: int = FEATURES,
+    hidden: int = HIDDEN,
     local: int = LOCAL,
     each: int = 2,
     dtype: torch.dtype = torch.bfloat16,
@@ -421,10 +423,10 @@ def call_with(
         return torch.ones(*sizes, device=device, dtype=dtype)
 
     x, scale = ones(5, features).requires_grad_(not frozen), ones(5, each).to(scale_dtype or dtype)
-    weight_in, weight_out = ones(local, 2 * HIDDEN, features).requires_grad_(), ones(local, features, HIDDEN)
-    bias_in, bias_out = (ones(local, 2 * HIDDEN), ones(local, features)) if bias else (None, None)
+    weight_in, weight_out = ones(local, 2 * hidden, features).requires_grad_(), ones(local, features, hidden)
+    bias_in, bias_out = (ones(local, 2 * hidden), ones(local, features)) if bias else (None, None)
     index = torch.zeros(5, each, dtype=torch.int64, device=device)
-    update = epigrad.LowRank(ones(local, adapter, HIDDEN), ones(local, features, adapter)) if adapter else None
+    update = epigrad.LowRank(ones(local, adapter, hidden), ones(local, features, adapter)) if adapter else None
     tensors = (x, index, scale, weight_in, bias_in, weight_out, bias_out)
     with epigrad.batch_invariant(invariant):
         experts(*tensors, kind, gate=gate, adapter_out=update, chunks=chunks)

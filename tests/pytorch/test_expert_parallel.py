@@ -6,6 +6,7 @@ import epigrad.parallel
 import pytest
 import torch
 from epigrad import errors
+from epigrad.parallel.chunks import MOST_CHUNKS, most_chunks
 
 from tests.pytorch.expert_parallel import CHECKS, OF_FOUR
 from tests.support.devices import on_devices
@@ -44,3 +45,23 @@ def test_without_processes() -> None:
     tokens, index, weight = torch.ones(2, 4), torch.zeros(2, 1, dtype=torch.int64), torch.ones(1, 4, 4)
     with pytest.raises(errors.BackendUnavailableError, match=r"call torch\.distributed\.init_process_group\(\)"):
         epigrad.parallel.experts(tokens, index, torch.ones(2, 1), weight, None, weight, None, "relu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "hidden", "pays"),
+    [
+        (2, 8, 768, False),  # Qwen3-30B-A3B in one host
+        (8, 8, 768, False),
+        (16, 8, 768, True),  # in two, over a network
+        (128, 8, 768, True),
+        (8, 8, 256, True),  # small experts
+        (16, 2, 14336, False),  # large ones, as Mixtral's
+    ],
+)
+def test_one_chunk_unless_rows_travel_longer_than_they_are_multiplied(
+    ranks: int, each: int, hidden: int, pays: bool
+) -> None:
+    cuda, columns = torch.device("cuda"), 3 * hidden
+    assert most_chunks(ranks, each, columns, torch.bfloat16, cuda) == (MOST_CHUNKS if pays else 1)
+    assert most_chunks(ranks, each, columns, torch.float32, cuda) == 1
+    assert most_chunks(ranks, each, columns, torch.bfloat16, torch.device("cpu")) == 1

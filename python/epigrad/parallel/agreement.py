@@ -25,8 +25,8 @@ from epigrad.parallel.transport import Packed, Route, Tokens, named, room
 
 PARTS = 16
 """Rows are counted in so many parts of the tokens, of which chunks are made: the most chunks."""
-TOKENS_OF_A_CHUNK, MOST_CHUNKS = 16384, 4
-"""The sizes that chunks are chosen by on a GPU."""
+TOKENS_OF_A_CHUNK = 16384
+"""The tokens of a chunk at least, where the number of chunks is chosen."""
 
 
 _COUNT = Call("count_rows")
@@ -97,9 +97,10 @@ class Chunk:
 
 
 def agree(
-    tokens: Tokens, local: int, facts: Sequence[Fact], chunks: int | None, group: dist.ProcessGroup
+    tokens: Tokens, local: int, facts: Sequence[Fact], chunks: int | None, most: int, group: dist.ProcessGroup
 ) -> tuple[Chunk, ...]:
-    """The chunks of the tokens with these experts, so many of which each process has.
+    """The chunks of the tokens with these experts, so many of which each process has. If `chunks`
+    is None, there are `most` at most, which is the same in all processes.
 
     Raises:
         InvalidProblemError: in all processes, where a fact of two is not the same.
@@ -109,7 +110,7 @@ def agree(
     codes = tuple([fact.code for fact in facts])
     told = index.new_empty(2, ranks, 2 * PARTS + 1 + len(facts))
     own, others = told.unbind()
-    count = chunks or _chosen(len(index), device)
+    count = chunks or _chosen(len(index), most)
     tables = _tables(local, ranks, count, codes, device)
     places = _counted(index, tables, own)
     packed = None
@@ -121,8 +122,8 @@ def agree(
         work.wait()
     sent, received = told.tolist()  # the host waits
     _compare(facts, [row[2 * PARTS + 1 :] for row in received], dist.get_rank(group))
-    most = max(row[2 * PARTS] for row in received)
-    if (agreed := chunks or _chosen(most, device)) != count:  # another process has more tokens
+    longest = max(row[2 * PARTS] for row in received)
+    if (agreed := chunks or _chosen(longest, most)) != count:  # another process has more tokens
         tables = _tables(local, ranks, agreed, codes, device)
         places, packed = _counted(index, tables, own), None
     each = max(1, -(-len(index) // PARTS))
@@ -163,11 +164,9 @@ def _counted(index: Tensor, tables: tuple[Tensor, Tensor, Tensor], own: Tensor) 
     return places
 
 
-def _chosen(tokens: int, device: torch.device) -> int:
+def _chosen(tokens: int, most: int) -> int:
     """How many chunks there are by default, of the process that has most tokens."""
-    if device.type != "cuda":
-        return 1
-    return min(max(tokens // TOKENS_OF_A_CHUNK, 1), MOST_CHUNKS)
+    return min(max(tokens // TOKENS_OF_A_CHUNK, 1), most)
 
 
 def _compare(facts: Sequence[Fact], received: Sequence[Sequence[int]], rank: int) -> None:

@@ -1,6 +1,12 @@
 """Chunks of tokens one after the other. On a GPU the rows of one travel while others are
 multiplied.
 
+Overlap saves less than the shorter of the two, wire and products. Each further chunk reads all
+weights once more, adds up their gradients once more, and multiplies fewer rows at a time. So by
+default there is one chunk, unless rows travel longer than they are multiplied. `most_chunks`
+estimates that from bytes and FLOPs: it seldom is so with the GPUs of one host, and often over a
+network.
+
 Autograd runs a node's backward on the stream of its forward, and lets streams wait for each other
 where gradients pass between them. So backward overlaps as forward does.
 """
@@ -14,11 +20,36 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from epigrad._core.tables import is_half
 from epigrad.parallel.agreement import Chunk
 from epigrad.parallel.transport import Collect, Dispatch, Tokens
 
 Multiply = Callable[[Chunk, Tensor, Tensor, Tensor], Tensor]
 """What experts make of a chunk's rows that came here, with their indices and scales."""
+
+
+MOST_CHUNKS = 4
+HOST = 8
+"""The GPUs of a host."""
+NVLINK, NETWORK, PRODUCTS = 450e9, 50e9, 550e12
+"""Bytes a second that a GPU sends in its host and beyond it, and FLOPs a second of its products: an
+H200's, with 400 Gb/s of network."""
+
+
+def most_chunks(ranks: int, each: int, columns: int, dtype: torch.dtype, device: torch.device) -> int:
+    """How many chunks there may be by default, for tokens of `each` slots and experts whose weights
+    have so many `columns` together.
+
+    With even routing a token reaches another rank with the probability ``1 - (1 - 1/ranks)**each``.
+    Forward and backward send its row of K numbers four times, and do ``6 K columns`` FLOPs for each
+    of its slots. So K and the number of tokens cancel.
+    """
+    if device.type != "cuda" or not is_half(dtype):
+        return 1
+    near = min(ranks, HOST) - 1
+    reached = 1 - (1 - 1 / ranks) ** each
+    travel = reached * dtype.itemsize * max(near / NVLINK, (ranks - 1 - near) / NETWORK)
+    return MOST_CHUNKS if 4 * travel > 6 * each * columns / PRODUCTS else 1
 
 
 def in_chunks(chunks: Sequence[Chunk], tokens: Tokens, multiply: Multiply) -> Tensor:

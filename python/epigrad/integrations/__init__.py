@@ -7,7 +7,7 @@ forward computes. In reading order:
     transformers  `patch`, `unpatch` and `register_experts` for Hugging Face's transformers
     timm          the same for timm's vision transformers, and torchvision's
     kernels       layers for Hugging Face's package ``kernels``
-    torchtitan    an override for torchtitan, which it imports
+    torchtitan    overrides for torchtitan, which it imports
     patching      gives a block another class
     blocks        the kinds of blocks that epigrad computes
     recognition   finds the kind of a block

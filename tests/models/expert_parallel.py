@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from epigrad import errors
+from epigrad._core.wide import DECLARES
 from epigrad.integrations.transformers import patch, register_experts
 from epigrad.parallel import ExpertParallel
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ CHECKS = [
     ("GptOssExperts", "epigrad"),
     ("Qwen3MoeExperts", "style"),
     ("GptOssExperts", "style"),
+    *([("Qwen3MoeExperts", "float32 gradients"), ("GptOssExperts", "float32 gradients")] if DECLARES else []),
     ("Qwen3MoeExperts", "epigrad, adapters"),
     ("GptOssExperts", "epigrad, adapters"),
     ("Qwen3MoeExperts", "style, adapters"),
@@ -48,8 +50,9 @@ CHECKS = [
     ("Qwen3MoeExperts", "adapters refused"),
 ]
 """Tokens go to the processes that have their experts; all go to all, with sentinels; tokens go by
-epigrad's transport; each process has a part of every expert; `epigrad.parallel.ExpertParallel`;
-the two of epigrad with PEFT's adapters of experts; and where these are refused."""
+epigrad's transport; each process has a part of every expert; `epigrad.parallel.ExpertParallel`,
+and its gradients in float32; the two of epigrad with PEFT's adapters of experts; and where these
+are refused."""
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -109,6 +112,22 @@ def check_style(name: str) -> None:
     own = {key: want[key][rank : rank + 1] for key in ("output", "embeddings")}
     worst = mixtures.error(got, own | {key: want[key] for key in experts})
     assert worst < 1e-12, worst
+
+
+def check_float32_gradients(name: str) -> None:
+    """Parameters of 16 bits that ask for them by grad_dtype."""
+    model: Any = mixtures.make(name, torch.bfloat16)
+    patch(model)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    paths = [path for path, module in model.named_modules() if type(module).__name__ == name]
+    parallelize_module(model, mesh, dict.fromkeys(paths, ExpertParallel()))
+    parameters = [parameter for experts in mixtures.experts_of(model, name) for parameter in experts.parameters()]
+    for parameter in parameters:
+        parameter.grad_dtype = torch.float32
+    mixtures.output(model, mixtures.inputs(dtype=torch.bfloat16)).square().sum().backward()
+    for parameter in parameters:
+        grad = parameter.grad.to_local()
+        assert grad.dtype == torch.float32 and not torch.equal(grad, grad.bfloat16().float())
 
 
 def adapted(model: nn.Module, names: tuple[str, ...] = ("default",)) -> Any:
@@ -200,6 +219,7 @@ def main(rank: int, world: int, port: str) -> None:
     register_experts()
     checks = {
         "style": check_style,
+        "float32 gradients": check_float32_gradients,
         "epigrad, adapters": check_transport_of_adapters,
         "style, adapters": check_style_of_adapters,
         "adapters refused": check_refused_adapters,

@@ -246,17 +246,15 @@ def _parameters(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | No
     """The parameters as `epigrad.experts` takes them, in their own memory."""
     up = up_name(module)
 
-    def own(name: str) -> Any:
+    def own(name: str, transposed: bool = False) -> Any:
         parameter = getattr(module, name)
         if module.__dict__.get(SPREAD):
             from epigrad.parallel.styles import local  # which imports torch.distributed.tensor
 
-            return local(parameter)
-        return parameter
+            return local(parameter, transposed)
+        return parameter.transpose(1, 2) if transposed else parameter
 
-    weight_in, weight_out = own(up), own("down_proj")
-    if module.is_transposed:
-        weight_in, weight_out = weight_in.transpose(1, 2), weight_out.transpose(1, 2)
+    weight_in, weight_out = own(up, module.is_transposed), own("down_proj", module.is_transposed)
     if not module.has_bias:
         return weight_in, None, weight_out, None
     return weight_in, own(f"{up}_bias"), weight_out, own("down_proj_bias")

@@ -91,37 +91,35 @@ def _forward(module: Experts, input: Tensor, index: Tensor, scale: Tensor) -> Te
     return experts(input, index, scale, weight_in, bias_in, weight_out, bias_out, module.kind, **options)
 
 
-def local(parameter: Any) -> Any:
-    """This process's part of a parameter, which may be None."""
-    if not isinstance(parameter, DTensor):
-        return parameter
-    if not is_half(parameter.dtype) or getattr(parameter, "grad_dtype", None) is not torch.float32:
-        return parameter.to_local()
-    if not DECLARES:
-        raise errors.UnsupportedError(
-            f"ExpertParallel: a parameter whose grad_dtype is float32: PyTorch {torch.__version__} rounds its gradient "
-            "to 16 bits: want PyTorch 2.15 or newer"
-        )
-    part: Tensor = _Local.apply(parameter)
-    return part
+def local(parameter: Any, transposed: bool = False) -> Any:
+    """This process's part of a parameter, which may be None; or of its transpose."""
+    if isinstance(parameter, DTensor):
+        if is_half(parameter.dtype) and getattr(parameter, "grad_dtype", None) is torch.float32:
+            if not DECLARES:
+                raise errors.UnsupportedError(
+                    f"ExpertParallel: a parameter whose grad_dtype is float32: PyTorch {torch.__version__} rounds its "
+                    "gradient to 16 bits: want PyTorch 2.15 or newer"
+                )
+            return _Local.apply(parameter, transposed)
+        parameter = parameter.to_local()
+    return parameter.mT if transposed else parameter
 
 
 class _Local(Function):
-    """`DTensor.to_local` whose gradient stays float32. PyTorch would round it to the dtype of the
-    part."""
+    """`DTensor.to_local`, and a transpose, whose gradients stay float32. PyTorch would round them
+    to the dtype of the part."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: DTensor) -> Tensor:
+    def forward(ctx: Any, parameter: DTensor, transposed: bool) -> Tensor:
         ctx.set_output_grad_dtype(torch.float32)
-        ctx.mesh, ctx.placements = parameter.device_mesh, parameter.placements
-        ctx.shape, ctx.stride = parameter.shape, parameter.stride()
+        ctx.mesh, ctx.placements, ctx.transposed = parameter.device_mesh, parameter.placements, transposed
         part: Tensor = parameter.to_local().detach()
-        return part
+        return part.mT if transposed else part
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        where = {"run_check": False, "shape": ctx.shape, "stride": ctx.stride}
-        return DTensor.from_local(grad, ctx.mesh, ctx.placements, **where)
+        part = grad.mT if ctx.transposed else grad
+        return DTensor.from_local(part, ctx.mesh, ctx.placements, run_check=False), None
 
 
 class GatedColwiseParallel(ColwiseParallel):

@@ -373,7 +373,7 @@ def test_rows_that_pytorch_keeps_apart_by_itself(function: Callable[[Tensor], Te
 
 
 def test_rows_that_pytorch_does_not_keep_apart() -> None:
-    """So docs/howto/rl.md patches the blocks of a model, and has eager attention over one length.
+    """So the how-to for RL patches the blocks of a model, and has eager attention over one length.
     If this fails, PyTorch has become better, and the page may say so."""
     x = drawn(300, 31)
     assert rows_differ(functional.silu, x)

@@ -158,6 +158,8 @@ type Problem interface {
 	Tuning() *tuning.File
 	// IsBatchInvariant is Header.BatchInvariant.
 	IsBatchInvariant() bool
+	// AllowsTF32 is Header.AllowTF32.
+	AllowsTF32() bool
 	// Grouping is Header.Groups.
 	Grouping() *tensor.View
 }

@@ -60,6 +60,9 @@ func (h *Header) Tuning() *tuning.File {
 // IsBatchInvariant implements Problem.
 func (h *Header) IsBatchInvariant() bool { return h.BatchInvariant }
 
+// AllowsTF32 implements Problem.
+func (h *Header) AllowsTF32() bool { return h.AllowTF32 }
+
 // Grouping implements Problem.
 func (h *Header) Grouping() *tensor.View { return h.Groups }
 

@@ -283,9 +283,11 @@ struct FinishSums {
   const int32_t *ends;
   int64_t columns;
   Divisor column_blocks;
-  int32_t accumulate, unused;
+  int32_t accumulate;
+  int32_t rows, parts;  // of a chunk: its rows, and the partial sums that it has
+  int32_t of_tiles;     // chunks are a group's tiles (groups.cuh), else begin at multiples of rows
 };
-static_assert(sizeof(FinishSums) == 32 + 3 * 8 + 24 + 8, "go/backend/cuda has the same layout");
+static_assert(sizeof(FinishSums) == 32 + 3 * 8 + 24 + 16, "go/backend/cuda has the same layout");
 
 // finish_sums adds up the partial sums of a group with the errors of the additions, as
 // finish_columns does (reduce.cuh).
@@ -297,7 +299,8 @@ __device__ __forceinline__ void finish_sums(const FinishSums &p) {
   const int64_t group = divide(blockIdx.x, p.column_blocks), column = (blockIdx.x - group * p.column_blocks.size) * sum_lanes + lane;
   const int64_t begin = begin_of(p.ends, static_cast<int32_t>(group)), end = begin_of(p.ends, static_cast<int32_t>(group) + 1);
   if (begin == end && p.accumulate) return;
-  const int64_t first = begin / chunk_rows + group, numbers = begin == end ? 0 : (end - 1) / chunk_rows + group + 1 - first;
+  const int64_t from = p.of_tiles ? begin : 0, chunks = begin == end ? 0 : (end - 1 - from) / p.rows - (begin - from) / p.rows + 1;
+  const int64_t first = (begin / p.rows + group) * p.parts, numbers = chunks * p.parts;
   Real sum = 0, rest = 0;
   if (column < p.columns) {
     const Real *partial = static_cast<const Real *>(p.partials) + first * p.columns + column;

@@ -1,7 +1,7 @@
 // The kernels that are products and epilogues in one, for Hopper (product_sm90.cuh). Each family
 // and dtype is a source, so that they compile beside each other:
 //
-//   gemm_epilogue_sm90_<activation>_<dtype>_<form>_<rows>     act(x weight + bias)
+//   linear_sm90_<activation>_<dtype>_<form>_<rows>     act(x weight + bias)
 //   hidden_backward_sm90_<activation>_<dtype>_<form>_<rows>   (x weight) act'(pre), its column sums,
 //                                                             and act(pre)
 //   gated_linear_sm90_<gate>_<dtype>_<form>_128               value act(gate), two products
@@ -28,12 +28,13 @@
     sm90::product<sm90::__VA_ARGS__>(p);                                                                                                     \
   }
 #define DENSE(family, epilogue, formulas, formula, dtype, form, rows) \
-  KERNEL(family##_##formula##_##dtype##_##form##_##rows, OfRows<dtype, sm90::form, sm90::epilogue<dtype, formulas::formula<dtype::Arithmetic>>, rows, false>)
-#define GEMM_EPILOGUE_SM90(activation, dtype)                                 \
-  DENSE(gemm_epilogue_sm90, Forward, activations, activation, dtype, nt, 128) \
-  DENSE(gemm_epilogue_sm90, Forward, activations, activation, dtype, nt, 192) \
-  DENSE(gemm_epilogue_sm90, Forward, activations, activation, dtype, nn, 128) \
-  DENSE(gemm_epilogue_sm90, Forward, activations, activation, dtype, nn, 192)
+  KERNEL(family##_##formula##_##dtype##_##form##_##rows,              \
+         OfRows<dtype, sm90::form, products::epilogue<dtype, formulas::formula<dtype::Arithmetic>>, rows, false>)
+#define LINEAR_SM90(activation, dtype)                                 \
+  DENSE(linear_sm90, Forward, activations, activation, dtype, nt, 128) \
+  DENSE(linear_sm90, Forward, activations, activation, dtype, nt, 192) \
+  DENSE(linear_sm90, Forward, activations, activation, dtype, nn, 128) \
+  DENSE(linear_sm90, Forward, activations, activation, dtype, nn, 192)
 #define HIDDEN_BACKWARD_SM90(activation, dtype)                                \
   DENSE(hidden_backward_sm90, Sloped, activations, activation, dtype, nt, 128) \
   DENSE(hidden_backward_sm90, Sloped, activations, activation, dtype, nt, 192) \
@@ -47,7 +48,7 @@
   DENSE(gated_hidden_backward_sm90, GatedSloped, gates, gate, dtype, nn, 128)
 
 #define GROUPED(family, epilogue, formulas, formula, dtype, form, ...) \
-  KERNEL(family##_##formula##_##dtype##_##form##__VA_ARGS__, OfRows<dtype, sm90::form, sm90::epilogue<dtype, formulas::formula<dtype::Arithmetic>>>)
+  KERNEL(family##_##formula##_##dtype##_##form##__VA_ARGS__, OfRows<dtype, sm90::form, products::epilogue<dtype, formulas::formula<dtype::Arithmetic>>>)
 #define GROUPED_LINEAR_SM90(epilogue, activation, dtype, form) GROUPED(grouped_linear_sm90, epilogue, activations, activation, dtype, form)
 #define GROUPED_HIDDEN_BACKWARD_SM90(activation, dtype, form) GROUPED(grouped_hidden_backward_sm90, Sloped, activations, activation, dtype, form)
 #define GROUPED_GATED_LINEAR_SM90(epilogue, gate, dtype, form, layout) GROUPED(grouped_gated_linear_sm90, epilogue, gates, gate, dtype, form, _##layout)

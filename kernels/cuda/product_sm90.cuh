@@ -31,10 +31,13 @@
 // processors nor neighbours change its bits.
 #pragma once
 
-#include "epilogues_sm90.cuh"
+#include "epilogues.cuh"
 #include "loader_sm90.cuh"
 
 namespace epigrad::sm90 {
+
+using products::numbers_of;
+using products::pair_of;
 
 // Consumer is one of the two groups.
 template <class P>
@@ -307,7 +310,7 @@ struct Consumer {
           if constexpr (Epilogue::backward) {
             float2 scale = make_float2(1, 1), row;
             if constexpr (P::scaled) scale = *reinterpret_cast<const float2 *>(scales() + first + 16 * sixteen + part / 2 * 8 + lane % 4 * 2);
-            float column[columns];
+            float2 column[columns];
             Epilogue::template apply<Formula>(parameters, out, sum, in, scale, row, column);
             const int at_row = 4 * sixteen + part / 2 * 2;
             const bool begins = set == 0 && part % 2 == 0;
@@ -315,7 +318,7 @@ struct Consumer {
             of_rows[at_row + 1] = begins ? row.y : of_rows[at_row + 1] + row.y;
 #pragma unroll
             for (int i = 0; i < columns; i++)
-              if constexpr (adds_columns) added[set][part % 2][i] += column[i];
+              if constexpr (adds_columns) added[set][part % 2][i] += column[i].x + column[i].y;
           } else {
             Epilogue::apply(parameters, out, sum, in);
           }

@@ -48,9 +48,8 @@ constexpr int forth_and_back = -1;
 // A pair, an input or an output that is not there has no map.
 //
 // Sums along rows are in parts: there are 4 for each 128 columns, of which each has all rows. Sums
-// along columns are of tiles of rows, in the order of groups: a group of n rows has
-// ceil(n / tile_rows). Each has the columns of grad_pre in their order; grouped_sums_sm90.cu adds
-// up those of groups.
+// along columns are of tiles of rows, by their numbers (groups.cuh). Each has the columns of
+// grad_pre in their order; grouped_finish_sums adds up those of groups.
 constexpr int most_pairs = 2;
 struct ProductParameters {
   TensorMap left[most_pairs][2], right[most_pairs], inputs[2], outputs[3];
@@ -150,7 +149,7 @@ struct Tile {
   int begin, end;  // depth kind: the group's rows
   int steps;       // along the depth
   int last;        // how much the last step has, by 16
-  int number;      // rows kind: which tile of rows it is, of all groups' in order
+  int number;      // rows kind: which tile of rows it is, as groups.cuh counts
 };
 
 EPG_INLINE int up(int x, int unit) { return (x + unit - 1) / unit; }
@@ -239,7 +238,7 @@ struct Walk {
       t.end = t.right + t.width;
       t.steps = up(p.depths[0], tile_depth) + up(p.depths[1], tile_depth);
       t.last = 4;
-      t.number = before + down;
+      t.number = group + begin / group_tile + down;
     } else {
       const int tiles_down = up(p.columns, tile_left), per = tiles_down * tiles_across(), at = number / per;
       int down, across;

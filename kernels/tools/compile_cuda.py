@@ -41,8 +41,9 @@ TOOLKIT = pathlib.Path(sys.prefix, "cuda", "nvidia", "cu13")
 ARCHITECTURES = {"sm_80": "compute_80", "sm_90": "compute_90", "sm_100": "compute_90", "sm_120": "compute_90"}
 PTX = "compute_80"
 
-# A source whose name ends so has instructions of Hopper's, and no code for others.
-HOPPER, HOPPERS = "sm90", {"sm_90a": "compute_90a"}
+# A source with such a part in its name has instructions of Hopper's, and no code for others; or
+# those that all have, in one form for all.
+OF_PART = {"sm90": {"sm_90a": "compute_90a"}, "sm80": dict.fromkeys(ARCHITECTURES, PTX)}
 
 # No -fmad: the sources say themselves what is fused, so that all forms of a kernel give the same
 # bits (intrinsics.cuh).
@@ -60,6 +61,7 @@ SPILLS: dict[str, str] = {
     r"grouped_(product|depth)_f32": "up to ten words, of sums in three levels",
     r"grouped_sums_\w+": "two words on sm_120, of four rows that are read side by side",
     r"hidden_backward_sm90_\w+_192": "a word or two, and none while it multiplies",
+    r"\w+_sm80_\w+": "words where a loader goes to the next pair",
     r"grouped_gated_hidden_backward_sm90_\w+": "words for limits or column sums, none while it multiplies",
 }
 
@@ -130,7 +132,7 @@ def compile_source(nvcc: pathlib.Path, source: pathlib.Path) -> list[str]:
     """Compile one source to the image beside it, and return the names of its kernels."""
     architectures = architectures_of(source)
     codes = [f"-gencode=arch={virtual},code={name}" for name, virtual in architectures.items()]
-    if architectures is ARCHITECTURES:
+    if set(architectures) == set(ARCHITECTURES):
         codes.append(f"-gencode=arch={PTX},code={PTX}")
     with tempfile.TemporaryDirectory() as scratch:
         target = pathlib.Path(scratch, source.with_suffix(".fatbin").name)
@@ -203,7 +205,8 @@ def prune() -> None:
 
 
 def architectures_of(source: pathlib.Path) -> dict[str, str]:
-    return HOPPERS if HOPPER in source.stem.split("_") else ARCHITECTURES
+    parts = [part for part in source.stem.split("_") if part in OF_PART]
+    return OF_PART[parts[0]] if parts else ARCHITECTURES
 
 
 def check(source: str, architectures: Iterable[str], log: str) -> list[str]:

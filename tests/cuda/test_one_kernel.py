@@ -61,7 +61,7 @@ def test_parity(
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (2048, 3072, 768), (2000, 1528, 1400)], ids=str)
 def test_hopper_alone_has_them(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
-    assert kernel_of(m, n, k).startswith("gemm_epilogue_sm90_gelu_bf16_nn_") == on_hopper()
+    assert kernel_of(m, n, k).startswith("linear_sm90_gelu_bf16_nn_") == on_hopper()
     assert "sm90" not in kernel_of(m, n, k, torch.float32)
 
 
@@ -282,7 +282,7 @@ def test_a_sum_of_two_products_is_one_kernel(rows: int, dtype: torch.dtype) -> N
                 backward.gated_linear_backward(grad, x, values, gates, preactivation=pre, needs=needs)[0]
             )
         )
-    assert sum(name.startswith("gemm_epilogue_sm90_none_") for name in names) == on_hopper(), names
+    assert sum(name.startswith("linear_sm90_none_") for name in names) == on_hopper(), names
     assert found[0] is not None
     assert_near(found[0], want, terms, 3)
 

@@ -576,7 +576,7 @@ def test_patch_leaves_experts_without_fast_kernels(
 
 
 def test_the_most_experts_are_those_of_the_kernels() -> None:
-    source = (ROOT / "go" / "backend" / "cuda" / "grouped_sm90.go").read_text()
+    source = (ROOT / "go" / "backend" / "cuda" / "grouped_tiles.go").read_text()
     assert re.search(rf"mostGroups += {integration.MOST_EXPERTS}$", source, re.MULTILINE)
 
 

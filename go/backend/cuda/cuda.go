@@ -31,12 +31,18 @@ type Backend struct {
 	// OneKernel has one kernel do a product and its epilogue wherever it can, where BLAS is faster
 	// too: to test it with small tensors.
 	OneKernel bool
+	// Program is "sm80" for the products of product_sm80.cuh on every GPU, Hopper's too.
+	Program string
 }
 
-// New returns the backend, with BLASAlone where the environment has EPIGRAD_CUDA_BLAS_ALONE=1, and
-// OneKernel with EPIGRAD_CUDA_ONE_KERNEL=1. Nothing is opened before the first use.
+// New returns the backend, with BLASAlone where the environment has EPIGRAD_CUDA_BLAS_ALONE=1,
+// OneKernel with EPIGRAD_CUDA_ONE_KERNEL=1, and Program as EPIGRAD_CUDA_PROGRAM says. Nothing is
+// opened before the first use.
 func New() *Backend {
-	return &Backend{BLASAlone: os.Getenv("EPIGRAD_CUDA_BLAS_ALONE") == "1", OneKernel: os.Getenv("EPIGRAD_CUDA_ONE_KERNEL") == "1"}
+	isOn := func(name string) bool { return os.Getenv(name) == "1" }
+	return &Backend{
+		BLASAlone: isOn("EPIGRAD_CUDA_BLAS_ALONE"), OneKernel: isOn("EPIGRAD_CUDA_ONE_KERNEL"), Program: os.Getenv("EPIGRAD_CUDA_PROGRAM"),
+	}
 }
 
 // Name implements backend.Backend.
@@ -86,16 +92,28 @@ func (*Backend) WorkspaceAlignment() int64 { return workspaceAlignment }
 
 // Select implements backend.Backend.
 func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
-	_, _, dt := p.Describe()
+	if c.Program != "" && c.Program != sm80.name {
+		return nil, status.Errorf(status.BackendUnavailable, "cuda: EPIGRAD_CUDA_PROGRAM: got %q, want %q, or unset it", c.Program, sm80.name)
+	}
 	d, err := deviceOf(ordinal(p))
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{device: d, dt: dt, blasAlone: c.BLASAlone, invariant: p.IsBatchInvariant()}
+	return c.builder(d, p).kernelOf(p)
+}
+
+// builder begins the program of a problem.
+func (c *Backend) builder(d *device, p backend.Problem) *builder {
+	_, _, dt := p.Describe()
+	forced := c.Program == sm80.name
+	b := &builder{device: d, dt: dt, options: options{
+		blasAlone: c.BLASAlone, boxes: d.boxes && !forced, mma: forced, tilesAlone: forced && c.OneKernel,
+		invariant: p.IsBatchInvariant(), allowsTF32: p.AllowsTF32(),
+	}}
 	if c.OneKernel {
 		b.way = fused
 	}
-	return b.kernelOf(p)
+	return b
 }
 
 // plan adds the operations that solve a problem.

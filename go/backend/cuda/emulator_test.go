@@ -41,6 +41,15 @@ func TestEmulatedKernels(t *testing.T) {
 	optest.Run(t, newEmulated(t))
 }
 
+// TestEmulatedLayers runs layers of half types by the kernels that have a product and its epilogue.
+func TestEmulatedLayers(t *testing.T) {
+	defer optest.OnlyMethods(t, "^Test(GatedLinear$|GemmEpilogueForward|GemmEpilogueIsExact)")()
+	defer optest.Hurry(t)()
+	e := newEmulated(t)
+	e.planner = Backend{OneKernel: true, Program: sm80.name}
+	optest.Run(t, e)
+}
+
 // TestBlocksHoldTwoHiddenTensors: the hidden activation and its gradient, which becomes that of the
 // preactivation, are all that lies between a block's steps.
 func TestBlocksHoldTwoHiddenTensors(t *testing.T) {
@@ -67,7 +76,7 @@ func TestAPlantedDefectIsReported(t *testing.T) {
 	}
 	e, err := startEmulator()
 	require.NoError(t, err)
-	backend.Register(&emulated{Backend: cpu.New(), t: t, emulator: e, device: &device{processors: 3}, beyond: true})
+	backend.Register(&emulated{Backend: cpu.New(), t: t, emulator: e, device: &device{processors: 3, compiled: e.has}, beyond: true})
 	view := func() *tensor.View {
 		memory := make([]float32, 300)
 		v, err := tensor.New(unsafe.Pointer(&memory[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, []int64{300}, nil, 0)
@@ -114,6 +123,7 @@ type emulator struct {
 	input   io.Writer
 	output  io.Reader
 	errors  *bytes.Buffer
+	kernels map[string]bool
 }
 
 var theEmulator = sync.OnceValues(startEmulator)
@@ -123,7 +133,14 @@ func startEmulator() (*emulator, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &emulator{command: exec.Command(program), errors: &bytes.Buffer{}}
+	names, err := exec.Command(program, "names").Output()
+	if err != nil {
+		return nil, err
+	}
+	e := &emulator{command: exec.Command(program), errors: &bytes.Buffer{}, kernels: map[string]bool{}}
+	for _, name := range strings.Fields(string(names)) {
+		e.kernels[name] = true
+	}
 	e.command.Stderr = e.errors
 	if e.input, err = e.command.StdinPipe(); err != nil {
 		return nil, err
@@ -237,6 +254,7 @@ type emulated struct {
 	*cpu.Backend
 	t        *testing.T
 	emulator *emulator
+	planner  Backend
 	device   *device
 	// beyond has all operands begin where the memory ends: a defect.
 	beyond bool
@@ -249,8 +267,10 @@ func newEmulated(t *testing.T) *emulated {
 	}
 	e, err := theEmulator()
 	require.NoError(t, err)
-	return &emulated{Backend: cpu.New(), t: t, emulator: e, device: &device{processors: 3}}
+	return &emulated{Backend: cpu.New(), t: t, emulator: e, planner: Backend{Program: sm80.name}, device: &device{processors: 3, compiled: e.has}}
 }
+
+func (e *emulator) has(kernel string) bool { return e.kernels[kernel] }
 
 func (*emulated) WorkspaceAlignment() int64 { return workspaceAlignment }
 
@@ -270,24 +290,25 @@ func (*emulated) IsSlow() bool { return true }
 
 func (e *emulated) Select(p backend.Problem) (backend.Kernel, error) {
 	op, kind, dt := p.Describe()
-	b := &builder{device: e.device, dt: dt}
+	b := e.planner.builder(e.device, p)
 	if b.plan(p); b.refused != nil {
 		return nil, b.refused
 	}
-	grouped := p.Grouping() != nil
-	if grouped { // the CPU's backend has kernels of the parts alone
-		facts, err := e.Backend.Select(&backend.ZeroRows{Header: backend.Header{Op: op, Kind: kind, DType: dt}})
-		return &emulatedKernel{facts, e, backend.Views(p), grouped, b}, err
+	launches := func(o operation) bool { return o.symbol() != "" && o.symbol() != blasName }
+	multiplies := func(o operation) bool {
+		return strings.Contains(o.symbol(), "_small_") || strings.Contains(o.symbol(), "_sm80_")
 	}
-	facts, err := e.Backend.Select(p)
+	all, some := !slices.ContainsFunc(b.program, func(o operation) bool { return !launches(o) }), slices.ContainsFunc(b.program, multiplies)
 	switch p.(type) {
 	case *backend.GemmEpilogue, *backend.GemmEpilogueBackward:
-		isSmall := func(o operation) bool { return strings.HasPrefix(o.symbol(), "gemm_epilogue_") }
-		if !slices.ContainsFunc(b.program, isSmall) {
-			return facts, err
-		}
+		all = all && some // of one problem's results the sums would have other bits
 	}
-	return &emulatedKernel{facts, e, backend.Views(p), grouped, b}, err
+	if p.Grouping() == nil && !all {
+		return e.Backend.Select(p)
+	}
+	// The CPU's backend may have kernels of the parts alone.
+	facts, err := e.Backend.Select(&backend.ZeroRows{Header: backend.Header{Op: op, Kind: kind, DType: dt}})
+	return &emulatedKernel{facts, e, backend.Views(p), p.Grouping() != nil, b}, err
 }
 
 // emulatedKernel is a program that runs in the emulator.

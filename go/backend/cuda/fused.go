@@ -3,7 +3,9 @@
 package cuda
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
@@ -14,6 +16,7 @@ import (
 
 // onePass is a product with its epilogue as one kernel does it.
 type onePass struct {
+	program               *tileProgram
 	left, right, out, pre matrix
 	across                bool // the right operand's columns are contiguous, else its depth
 	rows, columns, depth  int64
@@ -24,22 +27,26 @@ type onePass struct {
 // onePassOf tells whether one kernel does a product with a bias and an activation, and how. It may
 // be a sum of two pairs.
 func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
-	if o, ok = b.possiblyOnePass(whole); !ok {
+	program, ways := sm90, []way{narrow, wide, separated}
+	if b.mma {
+		program, ways = sm80, []way{narrow, separated}
+	}
+	if o, ok = b.possiblyOnePass(program, whole); !ok {
 		return o, false
 	}
-	b.ways = []way{narrow, wide, separated}
+	b.ways = ways
 	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors)
 }
 
 // possiblyOnePass tells whether one kernel can do that, however fast it is.
-func (b *builder) possiblyOnePass(whole *lower.Product) (o onePass, ok bool) {
-	if !b.dt.IsHalf() || b.blasAlone || !b.device.boxes {
+func (b *builder) possiblyOnePass(t *tileProgram, whole *lower.Product) (o onePass, ok bool) {
+	if !b.runs(t) {
 		return o, false
 	}
 	p := *whole
 	p.M, p.N, p.K = squeezed(p.M), squeezed(p.N), squeezed(p.K)
-	o = onePass{rows: lower.Count(p.M), columns: lower.Count(p.N), depth: lower.Count(p.K), views: p.Views}
-	if lower.Count(p.Batch) != 1 || min(o.rows, o.columns, o.depth) == 0 || o.columns%2 != 0 {
+	o = onePass{program: t, rows: lower.Count(p.M), columns: lower.Count(p.N), depth: lower.Count(p.K), views: p.Views}
+	if lower.Count(p.Batch) != 1 || min(o.rows, o.columns, o.depth) == 0 || max(o.rows, o.columns, o.depth) > raggedRows {
 		return o, false
 	}
 	var fits [4]bool
@@ -50,18 +57,18 @@ func (b *builder) possiblyOnePass(whole *lower.Product) (o onePass, ok bool) {
 	if fits != [4]bool{true, true, true, true} {
 		return o, false
 	}
-	if o.across = o.right.boxable(); !o.across {
+	if o.across = t.takesMatrix(&o.right); !o.across {
 		o.right = o.right.transposed()
 	}
-	stored := func(m *matrix, operand int) bool { return p.Views[operand] == nil || m.boxable() }
-	if !o.left.boxable() || !o.right.boxable() || !stored(&o.out, lower.Out) || !stored(&o.pre, lower.Preactivation) {
+	stored := func(m *matrix, operand int) bool { return p.Views[operand] == nil || t.takesMatrix(m) }
+	if !t.takesMatrix(&o.left) || !t.takesMatrix(&o.right) || !stored(&o.out, lower.Out) || !stored(&o.pre, lower.Preactivation) {
 		return o, false
 	}
-	if b.invariant && !o.rowsStartAlike() {
+	if t == sm90 && (o.columns%2 != 0 || b.invariant && !o.rowsStartAlike()) {
 		return o, false
 	}
 	if whole.Next != nil {
-		more, fits := b.possiblyOnePass(whole.Next)
+		more, fits := b.possiblyOnePass(t, whole.Next)
 		if !fits || more.more != nil || more.across != o.across {
 			return o, false
 		}
@@ -103,39 +110,58 @@ func (b *builder) either(inBoxes, otherwise func()) {
 	b.scratch = max(b.scratch, used)
 }
 
+// byKernel adds a kernel of this name, if there is one. One of Hopper's is for runs whose addresses
+// boxes can start at.
+func (b *builder) byKernel(o *onePass, function string, launch, otherwise func()) {
+	switch {
+	case !b.device.compiled(function) || b.way == separated:
+		otherwise()
+	case o.program == sm90:
+		b.either(launch, otherwise)
+	default:
+		launch()
+	}
+}
+
 // onePass adds a product with its bias and its activation in one kernel.
 func (b *builder) onePass(o *onePass, kind string, otherwise func()) {
-	tileRows := b.byWay(o.fewestIdle(b.device.processors))
+	tileRows := b.tileRows(o, o.fewestIdle(b.device.processors))
 	l, _ := b.dense(o, tileRows)
-	l.outputs[0], l.outputs[1] = boxes{o.views[lower.Out], o.out}, boxes{o.views[lower.Preactivation], o.pre}
+	l.outputs[0], l.outputs[1] = rowMatrix{o.views[lower.Out], o.out}, rowMatrix{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
-	b.either(func() { l.add(b, b.denseKernel("gemm_epilogue_sm90", kind, o, tileRows)) }, otherwise)
+	function := b.denseKernel(o, "linear", kind, tileRows)
+	b.byKernel(o, function, func() { o.program.add(l, b, function) }, otherwise)
 }
 
 // hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
 // and layouts have no counterpart of.
 func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
+	if !ok {
+		b.refuse(p)
+		return
+	}
 	tileRows := int64(narrowTile) // beside which the epilogue has more boxes on their way
 	if o.depth >= shortDepth {
 		tileRows = o.fewestIdle(b.device.processors)
 	}
-	tileRows = b.byWay(tileRows)
+	tileRows = b.tileRows(&o, tileRows)
 	l, down := b.dense(&o, tileRows)
 	l.boxRows = backwardRows
-	function := b.denseKernel("hidden_backward_sm90", p.Formula, &o, tileRows)
-	fits := takes(l.inputs[:], p.Preactivation) && takes(l.outputs[:], p.GradPreactivation, p.Out)
-	if !ok || !fits || !b.device.compiled(function) {
+	function := b.denseKernel(&o, "hidden_backward", p.Formula, tileRows)
+	fits := o.program.takes(l.inputs[:], p.Preactivation) && o.program.takes(l.outputs[:], p.GradPreactivation, p.Out)
+	if !fits || !b.device.compiled(function) {
 		b.refuse(p)
 		return
 	}
+	parts := down * o.program.partsOfColumns
 	if p.GradBias != nil {
-		l.columnSums = b.region(dtype.Float32, down, o.columns)
+		l.columnSums = b.region(dtype.Float32, parts, o.columns)
 	}
-	b.either(func() {
-		l.add(b, function)
+	b.byKernel(&o, function, func() {
+		o.program.add(l, b, function)
 		if l.columnSums != nil {
-			b.finish(true, walkOf([]*tensor.View{p.GradBias}), l.columnSums, down, o.columns)
+			b.finish(true, walkOf([]*tensor.View{p.GradBias}), l.columnSums, parts, o.columns)
 		}
 	}, func() { b.inPasses(p, nil) })
 }
@@ -144,16 +170,20 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 // gated layers have, take another pass.
 func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradValue)
-	b.ways = []way{narrow, separated}
-	l, _ := b.dense(&o, narrowTile)
-	l.boxRows = backwardRows
-	fits := takes(l.inputs[:], p.Value, p.Gate) && takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
-	if !ok || !fits || p.Biased {
+	if !ok || p.Biased {
 		b.refuse(p)
 		return
 	}
-	function := b.denseKernel("gated_hidden_backward_sm90", p.Formula, &o, narrowTile)
-	b.either(func() { l.add(b, function) }, func() { b.inPasses(p, p.GradValue) })
+	b.ways = []way{narrow, separated}
+	l, _ := b.dense(&o, narrowTile)
+	l.boxRows = backwardRows
+	function := b.denseKernel(&o, "gated_hidden_backward", p.Formula, narrowTile)
+	fits := o.program.takes(l.inputs[:], p.Value, p.Gate) && o.program.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
+	if !fits || !b.device.compiled(function) {
+		b.refuse(p)
+		return
+	}
+	b.byKernel(&o, function, func() { o.program.add(l, b, function) }, func() { b.inPasses(p, p.GradValue) })
 }
 
 // throughWeight is grad_output weight as one kernel does it.
@@ -187,9 +217,11 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	}
 	b.ways = []way{narrow, separated}
 	l, down := b.dense(&o, narrowTile)
-	l.pairs[0].weights = [2]*weightBoxes{o.weight(), other.weight()} // half a tile's columns each
-	l.blocks = min(down*ceilDiv(o.columns, tileColumns/2), int64(b.device.processors))
-	if !takes(l.outputs[:], p.Out, p.Value, p.Gate) {
+	l.pairs[0].weights = [2]*weight{o.weight(), other.weight()} // half a tile's columns each
+	l.tileColumns = tileColumns / 2
+	l.blocks = min(down*ceilDiv(o.columns, l.tileColumns), int64(b.device.processors))
+	function := b.denseKernel(&o, "gated_linear", p.Formula, narrowTile)
+	if !o.program.takes(l.outputs[:], p.Out, p.Value, p.Gate) || !b.device.compiled(function) {
 		b.refuse(p)
 		return
 	}
@@ -200,8 +232,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	if p.Value == nil {
 		apart.Both = nil // values then lie in Out, and only gates in a region
 	}
-	function := b.denseKernel("gated_linear_sm90", p.Formula, &o, narrowTile)
-	b.either(func() { l.add(b, function) }, func() { b.inPasses(&apart, p.Out) })
+	b.byKernel(&o, function, func() { o.program.add(l, b, function) }, func() { b.inPasses(&apart, p.Out) })
 }
 
 // inPasses adds the parts of a problem, with products by BLAS. Their first region is the memory of
@@ -234,4 +265,58 @@ func (b *builder) lending(lent *tensor.View) lower.Region {
 func (b *builder) refuse(p backend.Problem) {
 	op, _, _ := p.Describe()
 	b.refused = status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for this operation", op)
+}
+
+// denseKernel is a program's kernel of a family and a formula. Hopper's has tiles of so many rows.
+func (b *builder) denseKernel(o *onePass, family, formula string, tileRows int64) string {
+	name := family + "_" + o.program.name + "_" + formula + "_" + b.dt.Short() + "_" + form(o.across)
+	if o.program == sm90 {
+		return fmt.Sprintf("%s_%d", name, tileRows)
+	}
+	if strings.HasPrefix(family, "gated_") {
+		return name + "_halves"
+	}
+	return name
+}
+
+// form names how a right operand lies: with contiguous columns, or a contiguous depth.
+func form(across bool) string {
+	if across {
+		return "nn"
+	}
+	return "nt"
+}
+
+// The rows that tiles have.
+const narrowTile, wideTile = 128, 192
+
+// tileRows is a tile's rows: those of the builder's way, or what a rule says, where the program has
+// several.
+func (b *builder) tileRows(o *onePass, rule int64) int64 {
+	switch {
+	case o.program == sm80 || b.way == narrow:
+		return narrowTile
+	case b.way == wide:
+		return wideTile
+	default:
+		return rule
+	}
+}
+
+// fewestIdle chooses a tile's rows. The wider tile reads less for each product; the other one
+// may leave fewer processors idle in the last round.
+func (o *onePass) fewestIdle(processors int) int64 {
+	const worth = 1.05
+	if o.used(processors, narrowTile) > worth*o.used(processors, wideTile) {
+		return narrowTile
+	}
+	return wideTile
+}
+
+// used is the part of all processors' time that goes into elements, with tiles of so many rows: the
+// rest is that of tiles' empty rows and columns, and of a last round that is not full.
+func (o *onePass) used(processors int, tileRows int64) float64 {
+	tiles := ceilDiv(o.rows, tileRows) * ceilDiv(o.columns, tileColumns)
+	rounds := ceilDiv(tiles, int64(processors))
+	return float64(o.rows*o.columns) / float64(rounds*int64(processors)*tileRows*tileColumns)
 }

@@ -59,7 +59,7 @@ func (b *builder) indexOf(v *tensor.View) *tensor.View {
 // copiesTokens reports whether it is faster to copy the rows of tokens before a layer with so many
 // rows and hidden features.
 func (b *builder) copiesTokens(ends *tensor.View, rows, features int64) bool {
-	return b.hasGroups(ends, rows) && features > mostFeaturesOfTokens
+	return b.hasGroups(sm90, ends, rows) && features > mostFeaturesOfTokens
 }
 
 // groupedLayer adds a layer of each group: one kernel for a gated one, or its parts.
@@ -82,7 +82,7 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 		return
 	}
 	layer.Rest = nil
-	b.either(b.groupedGatedLinearSM90(p), func() { b.parts(&layer, b.region) })
+	b.byTiles(func(t *tileProgram) func() { return b.groupedGatedLinear(t, p) }, func() { b.parts(&layer, b.region) })
 	b.zeroRest(p.Groups, p.Rest...)
 }
 
@@ -129,7 +129,7 @@ func (b *builder) groupedLayerBackward(p *backend.GroupedLayerBackward) {
 	part := *p
 	part.Places, part.GradPlaces = nil, nil
 	rows := p.Rows()
-	if other == nil || other.Shape[1] <= mostBesideTokens || !b.hasGroups(p.Groups, rows) {
+	if other == nil || other.Shape[1] <= mostBesideTokens || !b.hasGroups(sm90, p.Groups, rows) {
 		b.ofTokens(p.Header, tokens, places, rows, false, func(rows *tensor.View) {
 			if p.Places != nil {
 				part.Input = rows
@@ -166,9 +166,9 @@ func narrowed(v *tensor.View, dimension int, first, width int64) *tensor.View {
 }
 
 // groupedHiddenBackward adds the backward of a hidden activation of each group: one kernel, or its
-// parts. Where there is a kernel, only runs of unaligned addresses take the parts: the gradient to
-// the hidden activation then lies in GradPreactivation, if that is there, and takes no memory of
-// its own.
+// parts. Where there is Hopper's kernel, only runs of unaligned addresses take the parts: the
+// gradient to the hidden activation then lies in GradPreactivation, if that is there, and takes no
+// memory of its own.
 func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 	if p.Places != nil {
 		part := *p
@@ -180,15 +180,23 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 		})
 		return
 	}
-	var inBoxes func()
-	if p.GradPreactivation != nil || p.GradBias != nil || p.Sums != nil {
-		inBoxes = b.groupedHiddenBackwardSM90(p)
+	if p.Preactivation.Strides[1] != 1 && b.runs(sm80) { // as where it is formed again
+		whole := *p
+		whole.Preactivation = b.copied(p.Preactivation)
+		p = &whole
 	}
-	if inBoxes == nil {
-		b.parts(p, b.region)
-		return
+	isWanted := p.GradPreactivation != nil || p.GradBias != nil || p.Sums != nil
+	launchOf := func(t *tileProgram) func() {
+		if !isWanted {
+			return nil
+		}
+		return b.groupedHiddenBackwardBy(t, p)
 	}
-	b.either(inBoxes, func() {
+	b.byTiles(launchOf, func() {
+		if launchOf(sm90) == nil {
+			b.parts(p, b.region)
+			return
+		}
 		lent := p.GradPreactivation
 		if lent != nil && p.Halves != nil {
 			lent, _ = p.Halves(lent)
@@ -201,11 +209,13 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 
 // groupedEpilogue adds a product of each group with its bias and its activation.
 func (b *builder) groupedEpilogue(p *backend.GemmEpilogue) {
-	var inBoxes func()
-	if p.Formula != "none" {
-		inBoxes = b.groupedLinearSM90(p.Formula, p.Bias, p.Out, p.Preactivation, p.Groups, withMore(p.A, p.B, p.More)...)
+	launchOf := func(t *tileProgram) func() {
+		if p.Formula == "none" {
+			return nil
+		}
+		return b.groupedLinear(t, p.Formula, p.Bias, p.Out, p.Preactivation, p.Groups, withMore(p.A, p.B, p.More)...)
 	}
-	b.either(inBoxes, func() { b.twoPasses(p) })
+	b.byTiles(launchOf, func() { b.twoPasses(p) })
 }
 
 // multiplyGroups adds a product of each group's rows, or the sum of several. Where one kernel does
@@ -219,25 +229,20 @@ func (b *builder) multiplyGroups(p *lower.Product) {
 			pairs = append(pairs, backend.Pair{A: q.View(lower.Left, q.M, q.K), B: q.View(lower.Right, q.Batch, q.K, q.N)})
 		}
 		bias, out := p.View(lower.Bias, p.Batch, p.N), p.View(lower.Out, p.M, p.N)
-		first := func() { b.plainProduct(pairs[0].A, pairs[0].B, bias, out, ends, false) }
-		further := func() {
+		launchOf := func(pairs ...backend.Pair) func(t *tileProgram) func() {
+			return func(t *tileProgram) func() { return b.groupedLinear(t, "none", bias, out, nil, ends, pairs...) }
+		}
+		b.byTiles(launchOf(pairs...), func() {
+			b.byTiles(launchOf(pairs[0]), func() { b.plainProduct(pairs[0].A, pairs[0].B, bias, out, ends, false) })
 			for _, pair := range pairs[1:] {
 				b.plainProduct(pair.A, pair.B, nil, out, ends, true)
 			}
-		}
-		if whole := b.groupedLinearSM90("none", bias, out, nil, ends, pairs...); whole != nil {
-			b.either(whole, func() {
-				first()
-				further()
-			})
-			return
-		}
-		b.either(b.groupedLinearSM90("none", bias, out, nil, ends, pairs[0]), first)
-		further()
+		})
 		return
 	}
 	left, right, out := p.View(lower.Right, p.K, p.N), p.View(lower.Left, p.K, p.M), p.View(lower.Out, p.Batch, p.N, p.M)
-	b.either(b.groupedWeightGradientSM90(left, right, out, ends), func() { b.plainDepth(left, right, out, ends) })
+	launchOf := func(t *tileProgram) func() { return b.groupedWeightGradient(t, left, right, out, ends) }
+	b.byTiles(launchOf, func() { b.plainDepth(left, right, out, ends) })
 }
 
 // scaleRows adds the launch that multiplies the gradient to the hidden activation with that, row by

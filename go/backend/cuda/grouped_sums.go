@@ -21,11 +21,15 @@ type groupSums struct {
 	ends, scales *tensor.View
 	sums         *tensor.View // [e, n]
 	partials     *tensor.View
+	// how rows are cut into chunks, which have so many partial sums each: into a group's tiles, or
+	// at multiples of their rows
+	rows, parts int64
+	ofTiles     bool
 }
 
 // groupSums makes room for the partial sums.
 func (b *builder) groupSums(sums, scales, ends *tensor.View, rows int64) *groupSums {
-	g := &groupSums{ends: ends, scales: scales, sums: sums}
+	g := &groupSums{ends: ends, scales: scales, sums: sums, rows: sumRows, parts: 1}
 	g.partials = b.region(b.dt.Accumulator(), ceilDiv(rows, sumRows)+ends.Shape[0], sums.Shape[1])
 	return g
 }
@@ -68,7 +72,8 @@ func (b *builder) finishSums(g *groupSums) {
 	p.int64(columns)
 	p.divisor(blocks)
 	p.accumulate(true)
-	p.uint32(0)
+	p.sizes(g.rows, g.parts)
+	p.bool(g.ofTiles)
 	b.general(p, "grouped_finish_sums_"+g.sums.DType.Short(), groups*blocks)
 }
 

@@ -144,6 +144,68 @@ func TestSumsInPieces(t *testing.T) {
 	require.NotContains(t, results[0], "NaN")
 }
 
+// TestGroupsInTF32: where TF32 is allowed, float32 products of groups are those of tiles, whose
+// factors have ten bits.
+func TestGroupsInTF32(t *testing.T) {
+	b := newEmulated(t)
+	backend.Register(b)
+	const groups, rows, k, n = 3, 150, 70, 34
+	random := rand.New(rand.NewPCG(3, 5))
+	filled := func(shape ...int64) (*tensor.View, []float32) {
+		values := make([]float32, tensor.Elements(shape))
+		for i := range values {
+			values[i] = float32(random.NormFloat64())
+		}
+		v, err := tensor.New(unsafe.Pointer(&values[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
+		require.NoError(t, err)
+		return &v, values
+	}
+	offsets := []int32{60, 60, 149}
+	ends, err := tensor.New(unsafe.Pointer(&offsets[0]), 0, dtype.Int32, tensor.Device{Type: tensor.CPU}, []int64{groups}, nil, 0)
+	require.NoError(t, err)
+	grad, _ := filled(rows, n)
+	x, _ := filled(rows, k)
+	weight, _ := filled(groups, n, k)
+	bias, _ := filled(groups, n)
+	pre, _ := filled(rows, n)
+	shapes := [][]int64{{rows, n}, {rows, n}, {rows, k}, {groups, n, k}, {groups, n}}
+	workspace := make([]byte, 1<<20)
+	skip := -uintptr(unsafe.Pointer(&workspace[0])) % workspaceAlignment
+	run := func(inTF32 bool) (results [][]float32) {
+		var views []*tensor.View
+		for _, shape := range shapes {
+			v, values := filled(shape...)
+			views, results = append(views, v), append(results, values)
+		}
+		for _, c := range []op.Call{
+			{Op: "grouped_linear", Inputs: []*tensor.View{x, weight, bias, &ends}, Outputs: views[:2]},
+			{Op: "grouped_linear_backward", Inputs: []*tensor.View{grad, x, weight, bias, &ends, pre}, Outputs: views[2:]},
+		} {
+			c.Kind, c.AllowTF32, c.Backend = "relu2", inTF32, b.Name()
+			c.Workspace, c.WorkspaceBytes = unsafe.Pointer(&workspace[skip]), 1<<19
+			require.NoError(t, op.Run(&c))
+		}
+		return results
+	}
+	exact, rounded := run(false), run(true)
+	for i, want := range exact {
+		largest, differ := 0.0, 0
+		if i < 3 {
+			want = want[:int64(offsets[2])*shapes[i][1]] // the last row is nobody's
+		}
+		for _, x := range want {
+			largest = max(largest, math.Abs(float64(x)))
+		}
+		for at, x := range want {
+			require.InDelta(t, x, rounded[i][at], largest*0x1p-9, "result %d at %d", i, at)
+			if x != rounded[i][at] {
+				differ++
+			}
+		}
+		require.Equal(t, i < 4, differ > len(want)/2, "result %d: %d of %d differ", i, differ, len(want))
+	}
+}
+
 func view(dt dtype.DType, shape ...int64) *tensor.View {
 	v, err := tensor.New(nil, 0, dt, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
 	if err != nil {
@@ -155,7 +217,7 @@ func view(dt dtype.DType, shape ...int64) *tensor.View {
 // onHopper registers a backend whose device stands in for one that has all kernels.
 func onHopper(t *testing.T) *emulated {
 	b := newEmulated(t)
-	b.device = &device{processors: 132, boxes: true, compiled: func(string) bool { return true }}
+	b.planner, b.device = Backend{}, &device{processors: 132, boxes: true, compiled: func(string) bool { return true }}
 	backend.Register(b)
 	op.ClearCache()
 	t.Cleanup(op.ClearCache)

@@ -99,20 +99,29 @@ const (
 	notBoxable   condition = C.EPG_NOT_BOXABLE
 )
 
+// options are what a program follows from beside its problem's shapes.
+type options struct {
+	blasAlone  bool // no product by kernels of our own
+	boxes      bool // whether Hopper's tile program may run
+	mma        bool // whether the other one may
+	tilesAlone bool // whether that one does small products too
+	invariant  bool // whether bits of a row may not depend on other rows (invariant.go)
+	allowsTF32 bool // for float32 products
+}
+
 // builder collects a problem's operations and its workspace.
 type builder struct {
-	device    *device
-	dt        dtype.DType
-	blasAlone bool // no product by kernels of our own
-	invariant bool // whether bits of a row may not depend on other rows (invariant.go)
-	tf32      bool // whether a product is computed in TF32
-	way       way
-	ways      []way     // that the problem can go
-	seldom    bool      // whether few runs take what is added
-	tokens    tokenRows // what the problem has of them
-	program   []operation
-	scratch   int64 // bytes
-	refused   error // why the backend has no kernel
+	device *device
+	dt     dtype.DType
+	options
+	tf32    bool // whether a product is computed in TF32
+	way     way
+	ways    []way     // that the problem can go
+	seldom  bool      // whether few runs take what is added
+	tokens  tokenRows // what the problem has of them
+	program []operation
+	scratch int64 // bytes
+	refused error // why the backend has no kernel
 	// withoutSaved is how many bytes of scratch more the problem would take if it had no saved
 	// preactivation.
 	withoutSaved int64

@@ -8,6 +8,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -427,6 +428,11 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 				}
 			}
 		}
+		mma := func(name string, isThere bool, layout ...string) {
+			if isThere && dt != dtype.Float64 {
+				names = append(names, name+suffix+"_nt"+strings.Join(layout, ""), name+suffix+"_nn"+strings.Join(layout, ""))
+			}
+		}
 		for _, formula := range activation.Kernels() {
 			row, _ := activation.Lookup(formula)
 			both("activation_" + formula)
@@ -435,12 +441,15 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 				one("gemm_epilogue_small_" + formula)
 				one("gemm_epilogue_backward_small_" + formula)
 			}
-			ofHopper("gemm_epilogue_sm90_"+formula, "128", "192")
+			ofHopper("linear_sm90_"+formula, "128", "192")
+			ofAll := row.Frequent || dt.IsHalf()
+			mma("linear_sm80_"+formula, ofAll)
 			if formula != "none" {
 				both("grad_preactivation_" + formula)
 				both("activation_backward_" + formula)
 				both("activation_backward_columns_" + formula)
 				ofHopper("hidden_backward_sm90_"+formula, "128", "192")
+				mma("hidden_backward_sm80_"+formula, ofAll)
 			}
 			if row.FromOutput {
 				both("grad_preactivation_from_output_" + formula)
@@ -458,6 +467,9 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			one("gated_backward_pairs_" + formula)
 			ofHopper("gated_linear_sm90_"+formula, "128")
 			ofHopper("gated_hidden_backward_sm90_"+formula, "128")
+			inTF32 := slices.Contains([]string{"gelu", "gelu_tanh", "silu", "swish"}, formula)
+			mma("gated_linear_sm80_"+formula, inTF32 || dt.IsHalf(), "_halves")
+			mma("gated_hidden_backward_sm80_"+formula, inTF32 || dt.IsHalf(), "_halves")
 		}
 		for _, formula := range []string{"lerp", "prelu", "xielu"} {
 			both(formula)
@@ -473,7 +485,12 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			one("grouped_" + name)
 		}
 	}
+	for _, dt := range []string{"bf16", "f16", "f32"} {
+		names = append(names, "gated_linear_sm80_swish_"+dt+"_nn_interleaved", "gated_hidden_backward_sm80_swish_"+dt+"_nt_interleaved",
+			"weight_gradient_sm80_"+dt+"_f32")
+	}
 	for _, dt := range []string{"bf16", "f16"} {
+		names = append(names, "weight_gradient_sm80_"+dt+"_"+dt)
 		for _, name := range []string{
 			"grouped_linear_sm90_none_%s_nt", "grouped_linear_sm90_none_%s_nn", "grouped_linear_sm90_relu2_%s_nt", "grouped_linear_sm90_relu2_%s_nn",
 			"grouped_gated_linear_sm90_swish_%s_nt_halves", "grouped_gated_linear_sm90_gelu_tanh_%s_nt_halves",
@@ -481,12 +498,12 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			"grouped_gated_hidden_backward_sm90_swish_%s_nn_halves", "grouped_gated_hidden_backward_sm90_gelu_tanh_%s_nn_halves",
 			"grouped_gated_hidden_backward_sm90_swish_%s_nt_interleaved", "grouped_hidden_backward_sm90_relu2_%s_nn",
 			"grouped_weight_gradient_sm90_%[1]s_%[1]s", "grouped_weight_gradient_sm90_%[1]s_%[1]s_turned", "grouped_weight_gradient_sm90_%s_f32",
-			"grouped_column_sums_sm90_%s", "grouped_depth_%s_f32",
+			"grouped_depth_%s_f32",
 		} {
 			names = append(names, fmt.Sprintf(name, dt))
 		}
 	}
-	names = append(names, "grouped_column_sums_sm90_f32", "grouped_ends", "grouped_route_rank", "grouped_route_scan", "grouped_route_place", "grouped_tokens")
+	names = append(names, "grouped_ends", "grouped_route_rank", "grouped_route_scan", "grouped_route_place", "grouped_tokens")
 	for _, bytes := range []string{"2", "4", "8", "16"} {
 		names = append(names, "grouped_scatter_"+bytes, "grouped_zero_"+bytes)
 	}

@@ -8,9 +8,6 @@ package cuda
 import "C"
 
 import (
-	"fmt"
-
-	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
 )
@@ -49,6 +46,19 @@ func canBox(handle *C.epg_device) bool {
 	return isHopper(int(handle.major), int(handle.minor)) && C.epg_cuda_has_maps() != 0
 }
 
+// isBoxable reports whether boxes can be copied of a matrix of rows that belong to groups.
+func isBoxable(v *tensor.View) bool {
+	row := v.Strides[0]
+	return !v.IsEmpty() && v.Strides[1] == 1 && v.Shape[1]%boxUnit == 0 && row%boxUnit == 0 && row >= v.Shape[1] && row <= longestBoxStride
+}
+
+// isBoxable reports whether boxes can be copied of weights.
+func (w *weight) isBoxable() bool {
+	unit := vectorBytes / w.view.DType.Size()
+	fits := w.inner%boxUnit == 0 && w.outer%boxUnit == 0 && w.outerStride%unit == 0 && w.groupStride%unit == 0
+	return fits && w.inner <= w.outerStride && w.outerStride <= longestBoxStride && 0 < w.groupStride && w.groupStride <= longestBoxStride
+}
+
 // boxable reports whether a matrix of a half type can be copied by boxes: columns are contiguous,
 // and rows start at multiples of 16 bytes where the first one does. A single row gets such a
 // stride.
@@ -60,71 +70,8 @@ func (m *matrix) boxable() bool {
 		max(m.rows, m.columns) <= raggedRows
 }
 
-// boxes is a tensor of rows that is copied by boxes; of nil there is none.
-type boxes struct {
-	view *tensor.View
-	matrix
-}
-
-// boxesOf is a tensor as rows and columns, if boxes can be copied of it; one that is not there
-// fits.
-func boxesOf(v *tensor.View) (all boxes, ok bool) {
-	if v == nil {
-		return all, true
-	}
-	strides, ok := rowsAndColumns(v)
-	last := v.Rank() - 1
-	all = boxes{v, matrix{tensor.Elements(v.Shape[:last]), strides[0], v.Shape[last], strides[1]}}
-	return all, ok && all.boxable()
-}
-
-// weightBoxes is a matrix for each group, which is copied by boxes: `inner` is contiguous.
-type weightBoxes struct {
-	view                     *tensor.View
-	inner, outer, groups     int64
-	outerStride, groupStride int64
-	boxColumns, boxRows      int64
-}
-
-// weight is a right operand that onePassOf has found as one group's: of one group any stride will
-// do.
-func (o *onePass) weight() *weightBoxes {
-	m := o.right
-	return &weightBoxes{o.views[lower.Right], m.columns, m.rows, 1, m.rowStride, m.rowStride, mapColumns, operandRows}
-}
-
-// pairBoxes is one of the products that a kernel adds up: the weight, or the value's and the
-// gate's, and the rows.
-type pairBoxes struct {
-	weights [2]*weightBoxes
-	rows    boxes
-}
-
-// productLaunch is a launch of product_sm90.cuh; what is nil is absent.
-type productLaunch struct {
-	pairs   [2]pairBoxes
-	inputs  [2]boxes
-	outputs [3]boxes
-	// rows of boxes: of the pairs' rows, and of inputs and outputs
-	pairRows, boxRows int64
-	// the depth kind's left operand, beside the first pair's rows, and what it has for outputs
-	left   boxes
-	result *weightBoxes
-	// nil where all rows are of one group, or each row is in its place
-	ends, tokens                *tensor.View
-	biases                      [2]*tensor.View
-	scales, rowSums, columnSums *tensor.View
-	rows, columns               int64
-	rightOfTile                 int64 // columns of the right operand, of the depth kind
-	biasStride                  int64
-	band, shift                 int64
-	gateFirst                   bool
-	adds                        bool  // a run may add to the result
-	blocks                      int64 // the most that have tiles
-}
-
 // ragged adds maps of matrices of rows that end where a copy says, or none.
-func (p *parameters) ragged(rows int64, matrices ...boxes) {
+func (p *parameters) ragged(rows int64, matrices ...rowMatrix) {
 	for _, m := range matrices {
 		if m.view == nil {
 			p.zeros(mapBytes)
@@ -137,18 +84,25 @@ func (p *parameters) ragged(rows int64, matrices ...boxes) {
 }
 
 // ofGroups adds maps of a matrix for each group, or none.
-func (p *parameters) ofGroups(weights ...*weightBoxes) {
+func (p *parameters) ofGroups(weights ...*weight) {
 	for _, w := range weights {
 		if w == nil {
 			p.zeros(mapBytes)
 			continue
 		}
-		p.tensorMap(w.view, []int64{w.inner, w.outer, w.groups}, []int64{w.outerStride, w.groupStride}, []int64{w.boxColumns, w.boxRows, 1})
+		columns, rows := mapColumns, w.boxRows
+		if w.view.DType == dtype.Float32 {
+			columns = floatColumns
+		}
+		if rows == 0 {
+			rows = operandRows
+		}
+		p.tensorMap(w.view, []int64{w.inner, w.outer, w.groups}, []int64{w.outerStride, w.groupStride}, []int64{columns, rows, 1})
 	}
 }
 
-// add adds the launch of a kernel.
-func (l *productLaunch) add(b *builder, function string) {
+// addSM90 adds the launch of a kernel.
+func (l *productLaunch) addSM90(b *builder, function string) {
 	p := &parameters{}
 	if l.result != nil {
 		p.ragged(l.pairRows, l.left)
@@ -180,11 +134,7 @@ func (l *productLaunch) add(b *builder, function string) {
 		p.address(v)
 	}
 	p.numbers(numbers{})
-	groups := int64(1)
-	if l.ends != nil {
-		groups = l.ends.Shape[0]
-	}
-	p.sizes(groups, l.rows, l.pairs[0].rows.columns, l.pairs[1].rows.columns, l.columns, l.rightOfTile, l.biasStride, l.band, l.shift)
+	p.sizes(l.groups(), l.rows, l.pairs[0].rows.columns, l.pairs[1].rows.columns, l.columns, l.rightColumns, l.biasStride, l.band, l.shift)
 	p.bool(l.gateFirst)
 	p.accumulate(l.adds)
 	p.sizes(wanted)
@@ -192,80 +142,4 @@ func (l *productLaunch) add(b *builder, function string) {
 	q := p.launch(function, l.blocks)
 	q.block[0], q.shared = sm90Threads, sm90Shared
 	b.launch(step{general: q})
-}
-
-// dense is the launch of a product with tiles of so many rows, and how many of those there are.
-// Bands of tiles have what they share in the second cache.
-func (b *builder) dense(o *onePass, tileRows int64) (l *productLaunch, down int64) {
-	const bandOfTiles = 16
-	down = ceilDiv(o.rows, tileRows)
-	l = &productLaunch{
-		rows: o.rows, columns: o.columns, pairRows: tileRows, boxRows: denseForwardRows, band: bandOfTiles,
-		blocks: min(down*ceilDiv(o.columns, tileColumns), int64(b.device.processors)),
-	}
-	for i := 0; o != nil; i, o = i+1, o.more {
-		weight := o.weight()
-		if !o.across {
-			weight.boxRows = tileColumns
-		}
-		l.pairs[i] = pairBoxes{[2]*weightBoxes{weight}, boxes{o.views[lower.Left], o.left}}
-	}
-	return l, down
-}
-
-// takes gives a launch tensors of the result's shape, and tells whether boxes can be copied of all.
-func takes(places []boxes, tensors ...*tensor.View) bool {
-	for i, v := range tensors {
-		var fits bool
-		if places[i], fits = boxesOf(v); !fits {
-			return false
-		}
-	}
-	return true
-}
-
-// denseKernel is the kernel of a family and a formula for tiles of so many rows.
-func (b *builder) denseKernel(family, formula string, o *onePass, tileRows int64) string {
-	return fmt.Sprintf("%s_%s_%s_%s_%d", family, formula, b.dt.Short(), form(o.across), tileRows)
-}
-
-// form names how a right operand lies: with contiguous columns, or a contiguous depth.
-func form(across bool) string {
-	if across {
-		return "nn"
-	}
-	return "nt"
-}
-
-// The rows that tiles have.
-const narrowTile, wideTile = 128, 192
-
-// byWay is a tile's rows: those of the builder's way, or what a rule says.
-func (b *builder) byWay(rule int64) int64 {
-	switch b.way {
-	case narrow:
-		return narrowTile
-	case wide:
-		return wideTile
-	default:
-		return rule
-	}
-}
-
-// fewestIdle chooses a tile's rows. The wider tile reads less for each product; the other one
-// may leave fewer processors idle in the last round.
-func (o *onePass) fewestIdle(processors int) int64 {
-	const worth = 1.05
-	if o.used(processors, narrowTile) > worth*o.used(processors, wideTile) {
-		return narrowTile
-	}
-	return wideTile
-}
-
-// used is the part of all processors' time that goes into elements, with tiles of so many rows: the
-// rest is that of tiles' empty rows and columns, and of a last round that is not full.
-func (o *onePass) used(processors int, tileRows int64) float64 {
-	tiles := ceilDiv(o.rows, tileRows) * ceilDiv(o.columns, tileColumns)
-	rounds := ceilDiv(tiles, int64(processors))
-	return float64(o.rows*o.columns) / float64(rounds*int64(processors)*tileRows*tileColumns)
 }

@@ -85,14 +85,15 @@ func TestPairsInOneKernel(t *testing.T) {
 		false: {A: narrow, B: at(4, rank, columns)},
 	}
 	for alike, pair := range pairs {
-		b := &builder{dt: dtype.BFloat16, device: &device{processors: 132, boxes: true}}
-		h := backend.Header{Op: "linear", Formula: "gelu", DType: b.dt}
-		b.plan(&backend.GemmEpilogue{Header: h, A: at(0, rows, depth), B: weight, Out: at(2, rows, columns), More: []backend.Pair{pair}})
+		h := backend.Header{Op: "linear", Formula: "gelu", DType: dtype.BFloat16}
+		p := &backend.GemmEpilogue{Header: h, A: at(0, rows, depth), B: weight, Out: at(2, rows, columns), More: []backend.Pair{pair}}
+		b := (&Backend{}).builder(&device{processors: 132, boxes: true, compiled: func(string) bool { return true }}, p)
+		b.plan(p)
 		first, ok := b.program[0].(conditional)
 		require.Equal(t, alike, ok)
 		if alike {
 			launch := first.operation.(step).general
-			require.Equal(t, "gemm_epilogue_sm90_gelu_bf16_nt_128", launch.function)
+			require.Equal(t, "linear_sm90_gelu_bf16_nt_128", launch.function)
 			require.Len(t, launch.params, sm90Parameters)
 			require.Len(t, launch.maps, 5)
 		}

@@ -37,7 +37,8 @@ type smallGemm struct{ m, n, k int64 }
 func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm, small bool) {
 	last := result.Rank() - 1
 	s = smallGemm{tensor.Elements(result.Shape[:last]), result.Shape[last], left.Shape[left.Rank()-1]}
-	return s, !b.blasAlone && !b.invariant && tensor.Elements(result.Shape[:batchRank]) == 1 && min(s.m, s.n, s.k) > 0 && max(s.m, s.n, s.k) <= mostSmallTerms(b.dt) &&
+	byTiles := b.tilesAlone && b.runs(sm80)
+	return s, !b.blasAlone && !b.invariant && !byTiles && tensor.Elements(result.Shape[:batchRank]) == 1 && min(s.m, s.n, s.k) > 0 && max(s.m, s.n, s.k) <= mostSmallTerms(b.dt) &&
 		s.m*s.n*s.k <= mostSmallWork
 }
 

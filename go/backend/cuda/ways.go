@@ -51,7 +51,7 @@ func (b *builder) kernelOf(p backend.Problem) (*kernel, error) {
 
 // going makes the kernel of a problem that goes a way.
 func (b *builder) going(w way, p backend.Problem) (*kernel, error) {
-	other := &builder{device: b.device, dt: b.dt, blasAlone: b.blasAlone, invariant: b.invariant, way: w}
+	other := &builder{device: b.device, dt: b.dt, options: b.options, way: w}
 	other.plan(p)
 	return other.compile(p)
 }

@@ -417,7 +417,7 @@ def _held(module: Any) -> str:
 
 
 MOST_EXPERTS = 512
-"""Limits of the kernels for Hopper, the same as in go/backend/cuda/grouped_sm90.go."""
+"""Limits of the kernels for Hopper, the same as in go/backend/cuda/grouped_tiles.go."""
 
 
 def _without_fast_kernels(weight: Tensor) -> str:

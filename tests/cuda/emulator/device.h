@@ -26,10 +26,33 @@ struct dim3 {
 extern dim3 threadIdx, blockIdx, gridDim;
 
 void __syncthreads();
+inline void __syncwarp() { __syncthreads(); }  // all warps together
+
+// What lanes of a warp give each other. All threads of a block do it together.
+template <class T>
+struct Given {
+  static T of[1024];
+  explicit Given(T x) {
+    of[threadIdx.x] = x;
+    __syncthreads();
+  }
+  ~Given() { __syncthreads(); }
+  T from(int lane) const { return of[threadIdx.x / 32 * 32 + lane]; }
+};
+template <class T>
+T Given<T>::of[1024];
+template <class T>
+__attribute__((noinline)) T __shfl_xor_sync(unsigned, T x, int mask) {
+  return Given<T>(x).from(static_cast<int>(threadIdx.x % 32) ^ mask);
+}
 
 struct uint4 {
   uint32_t x, y, z, w;
 };
+struct float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 // A misaligned or stray address is found by the sanitizers that the emulator is built with.
@@ -56,6 +79,12 @@ inline int __double2loint(double x) { return static_cast<int>(static_cast<uint32
 inline long long __double_as_longlong(double x) { return static_cast<long long>(__bits_as<uint64_t>(x)); }
 inline int __double2hiint(double x) { return static_cast<int>(static_cast<uint32_t>(__bits_as<uint64_t>(x) >> 32)); }
 
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
+  const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
+  uint32_t z = 0;
+  for (int i = 0; i < 4; i++) z |= static_cast<uint32_t>(both >> (which >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+  return z;
+}
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64); }
@@ -106,6 +135,63 @@ inline float unpack_f16(uint16_t bits) {
                                : ldexpf(static_cast<float>(mantissa + 1024), exponent - 25);
   return bits & 0x8000 ? -size : size;
 }
+
+// Tensor cores (mma_sm80.cuh). An address in shared memory is an offset.
+#define EPG_DYNAMIC_SHARED(name) uint8_t *const name = epigrad::sm80::shared_memory
+namespace sm80 {
+alignas(128) inline uint8_t shared_memory[100 << 10];
+inline uint32_t shared_address(const void *p) { return static_cast<uint32_t>(static_cast<const uint8_t *>(p) - shared_memory); }
+inline void copy_piece(uint32_t to, const void *from, int bytes) {
+  memset(shared_memory + to, 0, 16);
+  memcpy(shared_memory + to, from, static_cast<size_t>(bytes));
+}
+inline void store_piece(uint32_t to, uint4 x) { memcpy(shared_memory + to, &x, 16); }
+inline void end_stage() {}
+template <int count>
+inline void wait_for_stages() {}
+inline uint32_t load_word(uint32_t at) {
+  uint32_t x;
+  memcpy(&x, shared_memory + at, 4);
+  return x;
+}
+template <bool across>
+__attribute__((noinline)) void load_matrices(uint32_t (&x)[4], uint32_t at) {
+  const Given<uint32_t> rows(at);
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const auto element = [&](int row, int column) { return load_word((rows.from(8 * i + row) + 2 * column) / 4 * 4) >> column % 2 * 16 & 0xffff; };
+    const int one = lane / 4, two = lane % 4 * 2;
+    x[i] = across ? element(two, one) | element(two + 1, one) << 16 : element(one, two) | element(one, two + 1) << 16;
+  }
+}
+inline uint32_t to_tf32(uint32_t x) { return isnan(__uint_as_float(x)) ? x : (x + 0x1000) & ~0x1fffu; }
+
+struct Factors {
+  uint32_t a[4], b[2];
+};
+template <class Storage>
+__attribute__((noinline)) void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const Given<Factors> factors({{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  constexpr int each = 4 / sizeof(Storage), depth = 8 * each;  // of a word; of the instruction
+  const auto number = [](uint32_t word, int k) {
+    if constexpr (each == 1) {
+      return __uint_as_float(word);
+    } else {
+      Storage x;
+      x.bits = static_cast<uint16_t>(word >> k % 2 * 16);
+      return Storage::reload(&x);
+    }
+  };
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < depth; k++) {
+      const int half = k / (depth / 2), other = k % (depth / 2) / each;
+      sum[i] += number(factors.from(4 * row + other).a[2 * half + i / 2], k) * number(factors.from(4 * column + other).b[half], k);
+    }
+  }
+}
+}  // namespace sm80
 
 inline void let_next_start() {}
 inline void wait_for_previous() {}

@@ -28,6 +28,9 @@
 #include "grouped_rows.cu"
 #include "learnable.cu"
 #include "lerp.cu"
+#include "product_sm80_bf16.cu"
+#include "product_sm80_f16.cu"
+#include "product_sm80_f32.cu"
 
 dim3 threadIdx, blockIdx, gridDim;
 epigrad::Registration *epigrad::Registration::first;
@@ -104,7 +107,7 @@ void run_block() {
 // Only those that sum across threads, or share what they read, synchronize.
 bool synchronizes(const std::string &name) {
   return name.find("columns") != std::string::npos || name.find("rows") != std::string::npos || name.find("small") != std::string::npos ||
-         name.find("grouped_") == 0;
+         name.find("grouped_") == 0 || name.find("_sm80_") != std::string::npos;
 }
 
 // threads_of are how many threads a kernel's blocks have: all are of block_threads but those of the

@@ -53,6 +53,11 @@ bool run_job() {
 
 }  // namespace
 
+// Lists the kernels, a line each.
+extern "C" __attribute__((visibility("default"))) void epigrad_list_kernels() {
+  for (const epigrad::Registration *r = epigrad::Registration::first; r != nullptr; r = r->next) puts(r->name);
+}
+
 extern "C" __attribute__((visibility("default"))) void epigrad_run_jobs() {
   while (run_job()) {
   }

@@ -1,33 +1,38 @@
-// Epilogues of products whose results have rows (product_sm90.cuh).
+// Epilogues of products whose results have rows (product_sm90.cuh, product_sm80.cuh).
 #pragma once
 
 #include <type_traits>
 
 #include "gate.cuh"
-#include "sm90.cuh"
+#include "storage.cuh"
 
-namespace epigrad::sm90 {
+#define EPG_INLINE __device__ __forceinline__
 
-// Pairs are two neighbours as they lie in memory.
+namespace epigrad::products {
+
+// A pair is two neighbours as they lie in memory.
 template <class Storage>
-EPG_INLINE uint32_t pair_of(float first, float second);
-template <>
-EPG_INLINE uint32_t pair_of<bf16>(float first, float second) {
-  return pack_bf16(first, second);
-}
-template <>
-EPG_INLINE uint32_t pair_of<f16>(float first, float second) {
-  return pack_f16(first, second);
+using Pair = std::conditional_t<std::is_same_v<Storage, f32>, float2, uint32_t>;
+
+template <class Storage>
+EPG_INLINE Pair<Storage> pair_of(float first, float second) {
+  if constexpr (std::is_same_v<Storage, bf16>) {
+    return pack_bf16(first, second);
+  } else if constexpr (std::is_same_v<Storage, f16>) {
+    return pack_f16(first, second);
+  } else {
+    return make_float2(first, second);
+  }
 }
 template <class Storage>
-EPG_INLINE float2 numbers_of(uint32_t pair);
-template <>
-EPG_INLINE float2 numbers_of<bf16>(uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-template <>
-EPG_INLINE float2 numbers_of<f16>(uint32_t pair) {
-  return make_float2(unpack_f16(static_cast<uint16_t>(pair)), unpack_f16(static_cast<uint16_t>(pair >> 16)));
+EPG_INLINE float2 numbers_of(Pair<Storage> pair) {
+  if constexpr (std::is_same_v<Storage, bf16>) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  } else if constexpr (std::is_same_v<Storage, f16>) {
+    return make_float2(unpack_f16(static_cast<uint16_t>(pair)), unpack_f16(static_cast<uint16_t>(pair >> 16)));
+  } else {
+    return pair;
+  }
 }
 
 // An epilogue is a struct with
@@ -42,8 +47,8 @@ EPG_INLINE float2 numbers_of<f16>(uint32_t pair) {
 //   sums               how many are added up along columns
 //   output_of(box)     which output a slot's box belongs to
 //   column_of(box, c)  the box's first column, where the slot has columns from c on
-//   apply(p, ...)      from two rows of a column: the pairs of outputs as they are stored, and the
-//                      numbers to be added up
+//   apply(p, ...)      from two neighbours of a row or a column: the pairs of outputs as they are
+//                      stored, and the numbers to be added up
 struct Boxes {
   static constexpr int box_rows = 32, sums = 1;
   static constexpr bool interleaved = false, backward = false;
@@ -55,7 +60,7 @@ struct Boxes {
 template <class Storage, class Activation>
 struct Linear : Boxes {
   static constexpr int rights = 1, inputs = 0, outputs = 1;
-  EPG_INLINE static void apply(const Parameters<float> &, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
+  EPG_INLINE static void apply(const Parameters<float> &, Pair<Storage> (&y)[outputs], const float2 (&sum)[rights], const Pair<Storage> (&)[inputs + 1]) {
     y[0] = pair_of<Storage>(sum[0].x, sum[0].y);
   }
 };
@@ -64,7 +69,7 @@ struct Linear : Boxes {
 template <class Storage, class Activation>
 struct Forward : Boxes {
   static constexpr int rights = 1, inputs = 0, outputs = 2;
-  EPG_INLINE static void apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
+  EPG_INLINE static void apply(const Parameters<float> &p, Pair<Storage> (&y)[outputs], const float2 (&sum)[rights], const Pair<Storage> (&)[inputs + 1]) {
     y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
     const float2 x = numbers_of<Storage>(y[1]);
     y[0] = pair_of<Storage>(Activation::value(x.x, Activation::parts(x.x, p)), Activation::value(x.y, Activation::parts(x.y, p)));
@@ -76,12 +81,12 @@ struct Forward : Boxes {
 template <class Storage, class Gate>
 struct Gated : Boxes {
   static constexpr int rights = 2, inputs = 0, outputs = 3;
-  EPG_INLINE static void apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&)[inputs + 1]) {
+  EPG_INLINE static void apply(const Parameters<float> &p, Pair<Storage> (&y)[outputs], const float2 (&sum)[rights], const Pair<Storage> (&)[inputs + 1]) {
     y[1] = pair_of<Storage>(sum[0].x, sum[0].y);
     y[2] = pair_of<Storage>(sum[1].x, sum[1].y);
     y[0] = output(p, y[1], y[2]);
   }
-  EPG_INLINE static uint32_t output(const Parameters<float> &p, uint32_t values, uint32_t gates) {
+  EPG_INLINE static Pair<Storage> output(const Parameters<float> &p, Pair<Storage> values, Pair<Storage> gates) {
     const float2 value = numbers_of<Storage>(values), gate = numbers_of<Storage>(gates);
     return pair_of<Storage>(Gate::output(Gate::parts(value.x, gate.x, p)), Gate::output(Gate::parts(value.y, gate.y, p)));
   }
@@ -107,8 +112,8 @@ struct Sloped : Boxes {
   EPG_INLINE static bool is_plain(const Parameters<float> &) { return true; }
 
   template <class>
-  EPG_INLINE static void apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1], float2 scale,
-                               float2 &row, float (&column)[sums]) {
+  EPG_INLINE static void apply(const Parameters<float> &p, Pair<Storage> (&y)[outputs], const float2 (&sum)[rights], const Pair<Storage> (&x)[inputs + 1],
+                               float2 scale, float2 &row, float2 (&column)[sums]) {
     const float2 pre = numbers_of<Storage>(x[0]);
     const auto first = Activation::parts(pre.x, p), second = Activation::parts(pre.y, p);
     const float2 g = make_float2(scale.x * sum[0].x, scale.y * sum[0].y);
@@ -117,7 +122,7 @@ struct Sloped : Boxes {
     y[0] = pair_of<Storage>(gradient.x, gradient.y);
     y[1] = pair_of<Storage>(scale.x * out.x, scale.y * out.y);
     row = make_float2(sum[0].x * out.x, sum[0].y * out.y);
-    column[0] = gradient.x + gradient.y;
+    column[0] = gradient;
   }
 };
 
@@ -132,8 +137,8 @@ struct GatedSloped : Boxes {
 
   // Chosen is Gate or Plain.
   template <class Chosen>
-  EPG_INLINE static void apply(const Parameters<float> &p, uint32_t (&y)[outputs], const float2 (&sum)[rights], const uint32_t (&x)[inputs + 1], float2 scale,
-                               float2 &row, float (&column)[sums]) {
+  EPG_INLINE static void apply(const Parameters<float> &p, Pair<Storage> (&y)[outputs], const float2 (&sum)[rights], const Pair<Storage> (&x)[inputs + 1],
+                               float2 scale, float2 &row, float2 (&column)[sums]) {
     const float2 value = numbers_of<Storage>(x[0]), gate = numbers_of<Storage>(x[1]);
     const auto first = Chosen::parts(value.x, gate.x, p), second = Chosen::parts(value.y, gate.y, p);
     const float2 g = make_float2(scale.x * sum[0].x, scale.y * sum[0].y);
@@ -144,8 +149,8 @@ struct GatedSloped : Boxes {
     y[1] = pair_of<Storage>(grad_gate.x, grad_gate.y);
     y[2] = pair_of<Storage>(scale.x * out.x, scale.y * out.y);
     row = make_float2(sum[0].x * out.x, sum[0].y * out.y);
-    column[0] = grad_value.x + grad_value.y;
-    column[1] = grad_gate.x + grad_gate.y;
+    column[0] = grad_value;
+    column[1] = grad_gate;
   }
 
  private:
@@ -179,4 +184,4 @@ struct GatedSlopedInterleaved : GatedSloped<Storage, Gate> {
   EPG_INLINE static constexpr int column_of(int box, int column) { return box == 2 ? column : 2 * column + 64 * box; }
 };
 
-}  // namespace epigrad::sm90
+}  // namespace epigrad::products

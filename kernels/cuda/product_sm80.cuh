@@ -1,0 +1,603 @@
+// Products and their epilogues in one kernel, for tensor cores from compute capability 8.0 on.
+// There are two kinds, as in product_sm90.cuh:
+//
+//   rows    result[r, n] = epilogue(sum over pairs and k of x[r, k] weight[e, n, k]),
+//           r a row of group e
+//   depth   result[e, m, n] = sum over the rows r of group e of a[r, m] b[r, n]
+//
+// Any sizes, strides of rows and addresses will do. A block makes 128 x 128 elements, a warp
+// 64 x 32. Stages of 64 bytes of depth come to shared memory by pieces of 16 bytes, two ahead; of
+// an operand whose rows start at no multiple of 16 bytes, elements are read one by one. Rows may be
+// those of tokens. Results go through shared memory too, and leave by 16 bytes.
+//
+// Each element is formed by one thread, in the order of the depth: its bits depend on no other
+// rows.
+#pragma once
+
+#include "epilogues.cuh"
+#include "groups.cuh"
+#include "mma_sm80.cuh"
+
+namespace epigrad::sm80 {
+
+constexpr int threads = 256, tile = 128, stages = 3, warp_rows = 64, warp_columns = 32;
+constexpr int shared_bytes = stages * 2 * tile_bytes;
+static_assert(2 * (shared_bytes + 1024) <= 100 * 1024, "two blocks share a processor of compute capability 8.6 or 8.9");
+
+// Rows is a matrix whose columns are contiguous, and Weight one for each group; strides are in
+// elements.
+struct Rows {
+  void *data;
+  int64_t stride;
+};
+struct Weight {
+  void *data;
+  int64_t stride, group_stride;
+};
+
+constexpr int most_pairs = 2;
+struct ProductParameters {
+  Rows x[most_pairs];  // depth kind: a and b
+  // of halves the value's and the gate's; depth kind: [0][0] is the result
+  Weight weights[most_pairs][2];
+  // as in tiles_sm90.cuh; null for one that is not there or not wanted
+  Rows inputs[2], outputs[3];
+  const int32_t *ends;  // [groups], not falling; null: a dense layer
+  // [rows], where each row of x[0] is, or of the depth kind of one operand; null: in its place
+  const int32_t *tokens;
+  const void *biases[2];               // [groups, columns] each, or null
+  const float *scales;                 // [rows], or null: ones
+  float *row_sums;                     // [4 ceil(columns / 128), rows], or null
+  float *column_sums;                  // [2 tiles of rows, grad_pre's columns], or null
+  double parameters[most_parameters];  // of the formula
+  int32_t groups, rows;
+  int32_t depths[most_pairs];  // rows kind: of the pairs, 0 of one that is not there
+  int32_t columns;             // of out or hidden; depth kind: m
+  int32_t right_columns;       // depth kind: n
+  int32_t bias_stride;         // elements from one group's bias to the next one's
+  int32_t band;                // tiles of rows walked together
+  int32_t gate_first;          // whether the gate comes before the value, in pairs or as halves
+  int32_t tokens_of_a;         // depth kind: whether tokens are those of a, else of b
+  int32_t accumulate;          // depth kind: add to what is there, before it is rounded
+  int32_t unused;
+};
+static_assert(sizeof(ProductParameters) == 4 * 24 + 7 * 16 + 7 * 8 + 8 * most_parameters + 12 * 4, "go/backend/cuda has the same layout");
+
+// is_whole tells whether an address, and those at multiples of so many bytes from it, can be read
+// by 16 bytes.
+__device__ __forceinline__ bool is_whole(const void *data, int64_t bytes = 0) {
+  return (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(bytes)) % 16 == 0;
+}
+
+// Loader copies an operand's tile, stage by stage. Halves are two matrices with 64 places each.
+template <class Storage, bool across, bool halves>
+struct Loader {
+  using Tile = TileOf<Storage, across>;
+  static constexpr int each = Tile::each, turns = tile_bytes / 16 / threads, turn_bytes = tile_bytes / turns, turn_lines = Tile::lines / turns;
+  const Storage *from[turns];
+  int count[turns];      // places of a piece that are there; near: all of a line that is
+  int64_t step;          // elements from one stage to the next one
+  const int32_t *lines;  // of an operand that lies across: the line of each place along the depth
+  int64_t stride;
+  bool in_pieces;
+
+  static __device__ __forceinline__ int line_of(int turn) { return threadIdx.x / Tile::pieces + turn * turn_lines; }
+  static __device__ __forceinline__ int piece() { return threadIdx.x % Tile::pieces; }
+
+  // places: how many there are of a matrix; rows: where they are, if they lie near.
+  __device__ __forceinline__ Loader(const Storage *first, const Storage *second, int64_t stride, int places, const int32_t *rows)
+      : step(!across ? Tile::depth
+             : rows  ? 0
+                     : Tile::depth * stride),
+        lines(across ? rows : nullptr),
+        stride(stride),
+        in_pieces(is_whole(first, stride * sizeof(Storage)) && is_whole(halves ? second : first)) {
+#pragma unroll
+    for (int turn = 0; turn < turns; turn++) {
+      const int line = line_of(turn);
+      int place = across ? piece() * each : line;
+      const Storage *data = first;
+      if (halves && place >= tile / 2) {
+        place -= tile / 2;
+        data = second;
+      }
+      if constexpr (across) {
+        count[turn] = min(max(places - place, 0), each);
+        from[turn] = data + place + (lines ? 0 : line * stride);
+      } else {
+        count[turn] = place < places ? each : 0;
+        from[turn] = data + piece() * each + (count[turn] ? (rows ? __ldg(rows + place) : place) * stride : 0);
+      }
+    }
+  }
+
+  // load copies the next stage to a tile: a whole one of an operand that lies so, or what is left
+  // along the depth of any.
+  __device__ __forceinline__ bool is_simple() const { return in_pieces && !lines; }
+  __device__ __forceinline__ void load(uint32_t tile_at) {
+    const uint32_t to = tile_at + Tile::at(line_of(0), piece());
+#pragma unroll
+    for (int turn = 0; turn < turns; turn++) {
+      copy_piece(to + turn * turn_bytes, from[turn], count[turn] * static_cast<int>(sizeof(Storage)));
+      from[turn] += step;
+    }
+  }
+  __device__ __forceinline__ void load(uint32_t tile_at, int left) {
+#pragma unroll
+    for (int turn = 0; turn < turns; turn++) {
+      const int line = line_of(turn), elements = min(count[turn], across ? (line < left ? each : 0) : max(left - piece() * each, 0));
+      const uint32_t to = tile_at + Tile::at(line, piece());
+      const Storage *at = from[turn];
+      if (lines && elements > 0) at += __ldg(lines + line) * stride;
+      if (in_pieces) {
+        copy_piece(to, at, elements * static_cast<int>(sizeof(Storage)));
+      } else {
+        store_piece(to, gathered(at, elements));
+      }
+      from[turn] += step;
+    }
+    if (lines) lines += Tile::depth;
+  }
+
+ private:
+  static __device__ __forceinline__ uint4 gathered(const Storage *from, int elements) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if constexpr (sizeof(Storage) == 4) {
+        words[i] = i < elements ? __float_as_uint(Storage::load(from + i)) : 0;
+      } else {
+        const uint32_t low = 2 * i < elements ? __ldg(&from[2 * i].bits) : 0, high = 2 * i + 1 < elements ? __ldg(&from[2 * i + 1].bits) : 0;
+        words[i] = low | high << 16;
+      }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+// How a weight lies: its depth is contiguous, or its columns are.
+constexpr bool nt = false, nn = true;
+
+// OfRows is a kernel of the rows kind; form is nt or nn, of the weight. A tile has the value's and
+// the gate's sums of 64 columns, or 128 columns' sums.
+template <class Storage_, bool form, class Epilogue_>
+struct OfRows {
+  using Storage = Storage_;
+  using Result = Storage_;
+  using Epilogue = Epilogue_;
+  static constexpr bool of_rows = true, left_across = false, right_across = form;
+  static constexpr bool pairs_of_columns = Epilogue::rights == 2 && Epilogue::interleaved, halves = Epilogue::rights == 2 && !Epilogue::interleaved;
+  static constexpr int columns = tile / Epilogue::rights;
+};
+// OfDepth is one of the depth kind, with results in Storage, or in float.
+template <class Storage_, class Result_>
+struct OfDepth {
+  using Storage = Storage_;
+  using Result = Result_;
+  static constexpr bool of_rows = false, left_across = true, right_across = true, pairs_of_columns = false, halves = false;
+  static constexpr int columns = tile;
+};
+
+// Place is a block's tile.
+struct Place {
+  int group, row, rows, column;
+  int number;      // rows kind: the tile's, as groups.cuh counts
+  int begin, end;  // depth kind: the group's rows
+  bool is_there;
+};
+
+template <class P>
+__device__ __forceinline__ Place place_of(const ProductParameters &p) {
+  Place t{};
+  const int tiles_across = ((P::of_rows ? p.columns : p.right_columns) + P::columns - 1) / P::columns;
+  if constexpr (P::of_rows) {
+    const int tiles_down = p.ends ? p.rows / tile + p.groups : (p.rows + tile - 1) / tile;
+    const int in_band = p.band * tiles_across, band = blockIdx.x / in_band, rest = blockIdx.x % in_band;
+    const int height = min(p.band, tiles_down - band * p.band);
+    t.number = band * p.band + rest % height;
+    t.column = rest / height * P::columns;
+    if (p.ends) {
+      t.group = grouped::group_of(p.ends, p.groups, t.number, tile);
+      const int begin = grouped::begin_of(p.ends, t.group), end = grouped::begin_of(p.ends, t.group + 1);
+      t.row = begin + (t.number - t.group - begin / tile) * tile;
+      t.rows = min(tile, end - t.row);
+    } else {
+      t.row = t.number * tile;
+      t.rows = min(tile, p.rows - t.row);
+    }
+    t.is_there = t.rows > 0;
+  } else {
+    const int tiles_down = (p.columns + tile - 1) / tile, per = tiles_down * tiles_across, rest = blockIdx.x % per;
+    t.group = blockIdx.x / per;
+    t.row = rest % tiles_down * tile;
+    t.column = rest / tiles_down * tile;
+    t.rows = min(tile, p.columns - t.row);
+    t.begin = grouped::begin_of(p.ends, t.group);
+    t.end = grouped::begin_of(p.ends, t.group + 1);
+    t.is_there = !p.accumulate || t.end > t.begin;
+  }
+  return t;
+}
+
+using Sums = float[4][4][4];
+
+// Multiplier forms a tile's sums.
+template <class P>
+struct Multiplier {
+  using Storage = typename P::Storage;
+  using Left = Loader<Storage, P::left_across, false>;
+  using Right = Loader<Storage, P::right_across, P::halves>;
+  static constexpr int depth = Left::Tile::depth;
+  const ProductParameters &p;
+  const Place &t;
+  const uint32_t shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows_from = warp / 4 * warp_rows, part = warp % 4;
+
+  __device__ __forceinline__ Left left_of(int pair) const {
+    const Rows &rows = p.x[pair];
+    const int64_t first = P::of_rows ? t.row : t.begin;
+    const int32_t *tokens = p.tokens && (P::of_rows ? pair == 0 : p.tokens_of_a) ? p.tokens + first : nullptr;
+    const Storage *x = static_cast<const Storage *>(rows.data) + (tokens ? 0 : first * rows.stride) + (P::of_rows ? 0 : t.row);
+    return Left(x, nullptr, rows.stride, t.rows, tokens);
+  }
+  __device__ __forceinline__ Right right_of(int pair) const {
+    if constexpr (P::of_rows) {
+      constexpr int each = P::pairs_of_columns ? 2 : 1;  // columns of it for each of the result
+      const Weight &value = p.weights[pair][0], &gate = p.weights[pair][1];
+      const int64_t from = each * t.column * (P::right_across ? 1 : value.stride);
+      const Storage *first = static_cast<const Storage *>(value.data) + t.group * value.group_stride + from;
+      const Storage *second = P::halves ? static_cast<const Storage *>(gate.data) + t.group * gate.group_stride + from : nullptr;
+      return Right(first, second, value.stride, each * (p.columns - t.column), nullptr);
+    } else {
+      const Rows &rows = p.x[1];
+      const Storage *b = static_cast<const Storage *>(rows.data) + t.column;
+      const int32_t *tokens = p.tokens && !p.tokens_of_a ? p.tokens + t.begin : nullptr;
+      return Right(tokens ? b : b + t.begin * rows.stride, nullptr, rows.stride, p.right_columns - t.column, tokens);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_stage(Sums &sums, uint32_t left_at, uint32_t right_at) const {
+#pragma unroll
+    for (int step = 0; step < 2; step++) {
+      uint32_t b[2][4];
+#pragma unroll
+      for (int n = 0; n < 2; n++) Right::Tile::template read<true>(b[n], right_at, (P::halves ? tile / 2 : 16) * n, step);
+#pragma unroll
+      for (int m = 0; m < 4; m++) {
+        uint32_t a[4];
+        Left::Tile::template read<false>(a, left_at, 16 * m, step);
+#pragma unroll
+        for (int n = 0; n < 4; n++) multiply<Storage>(sums[m][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run(Sums &sums) const {
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[m][n][i] = 0;
+    constexpr int ahead = stages - 1, stage_bytes = 2 * tile_bytes;
+    int left_of_pair = P::of_rows ? p.depths[0] : t.end - t.begin, next_pair = P::of_rows ? p.depths[1] : 0;
+    const int all = (left_of_pair + depth - 1) / depth + (next_pair + depth - 1) / depth;
+    Left left = left_of(0);
+    Right right = right_of(0);
+    const uint32_t left_at = Left::Tile::template lane_at<false>(rows_from, lane);
+    const uint32_t right_at = tile_bytes + Right::Tile::template lane_at<true>((P::halves ? 16 : warp_columns) * part, lane);
+    const uint32_t end = shared + stages * stage_bytes;
+    uint32_t loaded = shared, multiplied = shared;
+#pragma unroll 1
+    for (int step = -ahead; step < all; step++) {
+      if (step >= 0) {
+        wait_for_stages<ahead - 1>();
+        __syncthreads();
+      }
+      if (step + ahead < all) {
+        if (left_of_pair > depth && left.is_simple() && right.is_simple()) {
+          left.load(loaded);
+          right.load(loaded + tile_bytes);
+          left_of_pair -= depth;
+        } else {
+          left.load(loaded, left_of_pair);
+          right.load(loaded + tile_bytes, left_of_pair);
+          left_of_pair -= depth;
+          if (P::of_rows && left_of_pair <= 0 && next_pair > 0) {
+            left = left_of(1);
+            right = right_of(1);
+            left_of_pair = next_pair;
+            next_pair = 0;
+          }
+        }
+        loaded = loaded + stage_bytes == end ? shared : loaded + stage_bytes;
+      }
+      end_stage();
+      if (step >= 0) {
+        multiply_stage(sums, multiplied + left_at, multiplied + right_at);
+        multiplied = multiplied + stage_bytes == end ? shared : multiplied + stage_bytes;
+      }
+    }
+  }
+};
+
+// Store writes a tile's results. A warp has its sums in shared memory, 32 rows at a time, so that a
+// lane has neighbours of a row.
+template <class P>
+struct Store {
+  using Result = typename P::Result;
+  using Pair = products::Pair<Result>;
+  static constexpr int each = 16 / sizeof(Result), pairs = each / 2;  // of a lane's columns
+  static constexpr int of_warp = warp_columns * P::columns / tile, lanes_across = of_warp / each;
+  static constexpr int staged_rows = 32, pitch = warp_columns + 4;
+  static_assert(threads / 32 * staged_rows * pitch * 4 <= shared_bytes);
+  const ProductParameters &p;
+  const Place &t;
+  float *const memory;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows_from = warp / 4 * warp_rows, part = warp % 4;
+  // a lane's first row and column, of a warp's and of all, and how many columns are there
+  const int line = lane / lanes_across, own = lane % lanes_across * each;
+  const int column = t.column + of_warp * part + own;
+  const int count = min(max((P::of_rows ? p.columns : p.right_columns) - column, 0), each);
+
+  // rows is the epilogue of the rows kind.
+  template <class Formula>
+  __device__ __forceinline__ void rows(const Sums &sums) const {
+    using Epilogue = typename P::Epilogue;
+    constexpr bool interleaved = Epilogue::interleaved, backward = Epilogue::backward;
+    const Parameters<float> parameters(p.parameters);
+    [[maybe_unused]] float biases[Epilogue::rights][each], added[Epilogue::sums][each] = {};
+    if constexpr (!backward) load_biases(biases);
+    each_line(sums, [&](int in_tile, const float *staged) {
+      const int64_t row = t.row + in_tile;
+      [[maybe_unused]] float of_row = 0;
+      if (in_tile < t.rows && count > 0) {
+        Pair x[Epilogue::inputs + 1][pairs], y[Epilogue::outputs][pairs];
+        [[maybe_unused]] float2 scale = make_float2(1, 1);
+        if constexpr (backward) {
+          if (p.scales) scale.x = scale.y = __ldg(p.scales + row);
+          if constexpr (interleaved) {
+            read_both(x[0], x[1], p.inputs[0], row);
+          } else {
+#pragma unroll
+            for (int i = 0; i < Epilogue::inputs; i++) read(x[i], p.inputs[i], row, column, count);
+          }
+        }
+#pragma unroll
+        for (int pair = 0; pair < pairs; pair++) {
+          float2 sum[Epilogue::rights];
+          read_sums(sum, staged, pair);
+          Pair in[Epilogue::inputs + 1], out[Epilogue::outputs];
+          if constexpr (backward) {
+            // NaN beyond the columns where the row has one
+            if (2 * pair >= count) sum[0].x = 0;
+            if (2 * pair + 1 >= count) sum[0].y = 0;
+#pragma unroll
+            for (int i = 0; i < Epilogue::inputs; i++) in[i] = x[i][pair];
+            float2 products, of_columns[Epilogue::sums];
+            Epilogue::template apply<Formula>(parameters, out, sum, in, scale, products, of_columns);
+            of_row += products.x + products.y;
+#pragma unroll
+            for (int i = 0; i < Epilogue::sums; i++) {
+              added[i][2 * pair] += of_columns[i].x;
+              added[i][2 * pair + 1] += of_columns[i].y;
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < Epilogue::rights; i++) sum[i] = make_float2(sum[i].x + biases[i][2 * pair], sum[i].y + biases[i][2 * pair + 1]);
+            Epilogue::apply(parameters, out, sum, in);
+          }
+#pragma unroll
+          for (int i = 0; i < Epilogue::outputs; i++) y[i][pair] = out[i];
+        }
+        constexpr int both = backward ? 0 : 1;  // the output that has values and gates
+#pragma unroll
+        for (int i = 0; i < Epilogue::outputs; i++) {
+          if (interleaved && (i == both || i == both + 1)) continue;
+          write(y[i], p.outputs[i], row, column, count);
+        }
+        if constexpr (interleaved) write_both(y[both], y[both + 1], p.outputs[both], row);
+      }
+      if constexpr (backward) {
+        if (p.row_sums) {
+#pragma unroll
+          for (int distance = 1; distance < lanes_across; distance *= 2) of_row += __shfl_xor_sync(~0u, of_row, distance);
+          if (own == 0 && in_tile < t.rows) p.row_sums[static_cast<int64_t>(t.column / tile * 4 + part) * p.rows + row] = of_row;
+        }
+      }
+    });
+    if constexpr (backward) {
+      if (p.column_sums) add_lines(added);
+    }
+  }
+
+  // depth is the epilogue of the depth kind.
+  __device__ __forceinline__ void depth(const Sums &sums) const {
+    const Weight &weight = p.weights[0][0];
+    const Rows result{static_cast<Result *>(weight.data) + t.group * weight.group_stride, weight.stride};
+    each_line(sums, [&](int in_tile, const float *staged) {
+      const int64_t row = t.row + in_tile;
+      if (in_tile >= t.rows || count == 0) return;
+      Pair y[pairs];
+      if (p.accumulate) read(y, result, row, column, count);
+#pragma unroll
+      for (int pair = 0; pair < pairs; pair++) {
+        float2 sum[1];
+        read_sums(sum, staged, pair);
+        const float2 old = p.accumulate ? products::numbers_of<Result>(y[pair]) : make_float2(0, 0);
+        y[pair] = products::pair_of<Result>(old.x + sum[0].x, old.y + sum[0].y);
+      }
+      write(y, result, row, column, count);
+    });
+  }
+
+ private:
+  // each_line calls `take` with a row of the tile, and where the lane's sums of it are: in all
+  // lanes together.
+  template <class Take>
+  __device__ __forceinline__ void each_line(const Sums &sums, Take take) const {
+    float *const staged = memory + warp * staged_rows * pitch;
+    __syncthreads();
+#pragma unroll 1
+    for (int first = 0; first < warp_rows; first += staged_rows) {
+      __syncwarp();
+#pragma unroll
+      for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i += 2) {
+            const float one = first == 0 ? sums[m][n][i] : sums[m + 2][n][i], other = first == 0 ? sums[m][n][i + 1] : sums[m + 2][n][i + 1];
+            *reinterpret_cast<float2 *>(staged + (16 * m + 4 * i + lane / 4) * pitch + 8 * n + lane % 4 * 2) = make_float2(one, other);
+          }
+      __syncwarp();
+#pragma unroll 1
+      for (int row = line; row < staged_rows; row += 32 / lanes_across) take(rows_from + first + row, staged + row * pitch);
+    }
+  }
+
+  // read_sums gives those of two columns: of both operands where there are two.
+  template <int rights>
+  __device__ __forceinline__ void read_sums(float2 (&sum)[rights], const float *staged, int pair) const {
+    const auto two = [&](int at) { return *reinterpret_cast<const float2 *>(staged + at); };
+    if constexpr (P::pairs_of_columns) {
+      const float2 one = two(2 * own + 4 * pair), other = two(2 * own + 4 * pair + 2);
+      const float2 firsts = make_float2(one.x, other.x), seconds = make_float2(one.y, other.y);
+      sum[0] = p.gate_first ? seconds : firsts;
+      sum[1] = p.gate_first ? firsts : seconds;
+    } else {
+#pragma unroll
+      for (int i = 0; i < rights; i++) sum[i] = two(of_warp * i + own + 2 * pair);
+    }
+  }
+
+  template <int rights>
+  __device__ __forceinline__ void load_biases(float (&biases)[rights][each]) const {
+#pragma unroll
+    for (int i = 0; i < rights; i++) {
+      const Result *bias = static_cast<const Result *>(p.biases[P::pairs_of_columns ? 0 : i]);
+      if (bias) bias += static_cast<int64_t>(t.group) * p.bias_stride + (P::pairs_of_columns ? 2 * column + (i ^ (p.gate_first != 0)) : column);
+#pragma unroll
+      for (int c = 0; c < each; c++) biases[i][c] = bias && c < count ? Result::load(bias + (P::pairs_of_columns ? 2 * c : c)) : 0;
+    }
+  }
+
+  // add_lines adds up the columns of the lanes whose rows differ.
+  template <int kinds>
+  __device__ __forceinline__ void add_lines(float (&added)[kinds][each]) const {
+    float *const to = p.column_sums + static_cast<int64_t>(2 * t.number + warp / 4) * (kinds * p.columns);
+#pragma unroll
+    for (int i = 0; i < kinds; i++) {
+      const int of_pair = kinds == 2 && p.gate_first ? 1 - i : i;
+#pragma unroll
+      for (int c = 0; c < each; c++) {
+#pragma unroll
+        for (int distance = lanes_across; distance < 32; distance *= 2) added[i][c] += __shfl_xor_sync(~0u, added[i][c], distance);
+        if (line == 0 && c < count) to[P::Epilogue::interleaved ? 2 * (column + c) + of_pair : of_pair * p.columns + column + c] = added[i][c];
+      }
+    }
+  }
+
+  // read and write move `there` neighbours of a row, by 16 bytes where all are there and lie so.
+  template <int number>
+  static __device__ __forceinline__ void read(Pair (&x)[number], const Rows &from, int64_t row, int column, int there) {
+    const Result *const at = static_cast<const Result *>(from.data) + row * from.stride + column;
+    if (there == 2 * number && is_whole(at)) {
+#pragma unroll
+      for (int i = 0; i < number; i += pairs) {
+        const uint4 words = *reinterpret_cast<const uint4 *>(at + 2 * i);
+        if constexpr (sizeof(Pair) == 4) {
+          x[i] = words.x, x[i + 1] = words.y, x[i + 2] = words.z, x[i + 3] = words.w;
+        } else {
+          x[i] = make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
+          x[i + 1] = make_float2(__uint_as_float(words.z), __uint_as_float(words.w));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < number; i++)
+        x[i] = products::pair_of<Result>(2 * i < there ? Result::reload(at + 2 * i) : 0, 2 * i + 1 < there ? Result::reload(at + 2 * i + 1) : 0);
+    }
+  }
+  template <int number>
+  static __device__ __forceinline__ void write(const Pair (&y)[number], const Rows &to, int64_t row, int column, int there) {
+    if (!to.data) return;
+    Result *const at = static_cast<Result *>(to.data) + row * to.stride + column;
+    if (there == 2 * number && is_whole(at)) {
+#pragma unroll
+      for (int i = 0; i < number; i += pairs) {
+        uint4 words;
+        if constexpr (sizeof(Pair) == 4) {
+          words = make_uint4(y[i], y[i + 1], y[i + 2], y[i + 3]);
+        } else {
+          words = make_uint4(__float_as_uint(y[i].x), __float_as_uint(y[i].y), __float_as_uint(y[i + 1].x), __float_as_uint(y[i + 1].y));
+        }
+        *reinterpret_cast<uint4 *>(at + 2 * i) = words;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < number; i++) {
+        const float2 numbers = products::numbers_of<Result>(y[i]);
+        if (2 * i < there) Result::store(at + 2 * i, numbers.x);
+        if (2 * i + 1 < there) Result::store(at + 2 * i + 1, numbers.y);
+      }
+    }
+  }
+
+  // read_both and write_both are of values and gates that alternate.
+  __device__ __forceinline__ void read_both(Pair (&values)[pairs], Pair (&gates)[pairs], const Rows &from, int64_t row) const {
+    Pair x[2 * pairs];
+    read(x, from, row, 2 * column, 2 * count);
+#pragma unroll
+    for (int i = 0; i < pairs; i++) {
+      exchange(x[2 * i], x[2 * i + 1]);
+      values[i] = p.gate_first ? x[2 * i + 1] : x[2 * i];
+      gates[i] = p.gate_first ? x[2 * i] : x[2 * i + 1];
+    }
+  }
+  __device__ __forceinline__ void write_both(const Pair (&values)[pairs], const Pair (&gates)[pairs], const Rows &to, int64_t row) const {
+    Pair y[2 * pairs];
+#pragma unroll
+    for (int i = 0; i < pairs; i++) {
+      y[2 * i] = p.gate_first ? gates[i] : values[i];
+      y[2 * i + 1] = p.gate_first ? values[i] : gates[i];
+      exchange(y[2 * i], y[2 * i + 1]);
+    }
+    write(y, to, row, 2 * column, 2 * count);
+  }
+  // exchange makes a pair of the firsts, and one of the seconds.
+  static __device__ __forceinline__ void exchange(Pair &one, Pair &other) {
+    const Pair first = one, second = other;
+    if constexpr (sizeof(Pair) == 4) {
+      one = __byte_perm(first, second, 0x5410);
+      other = __byte_perm(first, second, 0x7632);
+    } else {
+      one = make_float2(first.x, second.x);
+      other = make_float2(first.y, second.y);
+    }
+  }
+};
+
+template <class P>
+__device__ __forceinline__ void product(const ProductParameters &p) {
+  EPG_DYNAMIC_SHARED(memory);
+  const Place t = place_of<P>(p);
+  if (!t.is_there) return;
+  Sums sums;
+  Multiplier<P>{p, t, shared_address(memory)}.run(sums);
+  const Store<P> store{p, t, reinterpret_cast<float *>(memory)};
+  if constexpr (!P::of_rows) {
+    store.depth(sums);
+  } else {
+    using Epilogue = typename P::Epilogue;
+    if constexpr (!Epilogue::backward) {
+      store.template rows<void>(sums);
+    } else if (Epilogue::is_plain(Parameters<float>(p.parameters))) {
+      store.template rows<typename Epilogue::Plain>(sums);
+    } else {
+      store.template rows<typename Epilogue::Formula>(sums);
+    }
+  }
+}
+
+}  // namespace epigrad::sm80

@@ -1,0 +1,6 @@
+#include "instances_sm80.cuh"
+
+PRODUCTS_SM80(bf16)
+EPG_FOR_EACH_NONLINEAR_ACTIVATION(ACTIVATION_SM80, bf16)
+EPG_FOR_EACH_GATE(GATE_SM80, bf16)
+KERNEL(weight_gradient_sm80_bf16_bf16, OfDepth<bf16, bf16>)

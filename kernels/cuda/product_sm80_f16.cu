@@ -1,0 +1,6 @@
+#include "instances_sm80.cuh"
+
+PRODUCTS_SM80(f16)
+EPG_FOR_EACH_NONLINEAR_ACTIVATION(ACTIVATION_SM80, f16)
+EPG_FOR_EACH_GATE(GATE_SM80, f16)
+KERNEL(weight_gradient_sm80_f16_f16, OfDepth<f16, f16>)

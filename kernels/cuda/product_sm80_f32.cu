@@ -1,0 +1,8 @@
+#include "instances_sm80.cuh"
+
+PRODUCTS_SM80(f32)
+EPG_FOR_EACH_FREQUENT_ACTIVATION(ACTIVATION_SM80, f32)
+GATE_SM80(gelu, f32)
+GATE_SM80(gelu_tanh, f32)
+GATE_SM80(silu, f32)
+GATE_SM80(swish, f32)

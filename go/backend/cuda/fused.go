@@ -129,7 +129,7 @@ func (b *builder) onePass(o *onePass, kind string, otherwise func()) {
 	l, _ := b.dense(o, tileRows)
 	l.outputs[0], l.outputs[1] = rowMatrix{o.views[lower.Out], o.out}, rowMatrix{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
-	function := b.denseKernel(o, "linear", kind, tileRows)
+	function := b.denseKernel(o, "linear_", kind, tileRows)
 	b.byKernel(o, function, func() { o.program.add(l, b, function) }, otherwise)
 }
 
@@ -148,7 +148,7 @@ func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 	tileRows = b.tileRows(&o, tileRows)
 	l, down := b.dense(&o, tileRows)
 	l.boxRows = backwardRows
-	function := b.denseKernel(&o, "hidden_backward", p.Formula, tileRows)
+	function := b.denseKernel(&o, "hidden_backward_", p.Formula, tileRows)
 	fits := o.program.takes(l.inputs[:], p.Preactivation) && o.program.takes(l.outputs[:], p.GradPreactivation, p.Out)
 	if !fits || !b.device.compiled(function) {
 		b.refuse(p)
@@ -177,7 +177,7 @@ func (b *builder) gatedHiddenBackward(p *backend.GatedHiddenBackward) {
 	b.ways = []way{narrow, separated}
 	l, _ := b.dense(&o, narrowTile)
 	l.boxRows = backwardRows
-	function := b.denseKernel(&o, "gated_hidden_backward", p.Formula, narrowTile)
+	function := b.denseKernel(&o, "gated_hidden_backward_", p.Formula, narrowTile)
 	fits := o.program.takes(l.inputs[:], p.Value, p.Gate) && o.program.takes(l.outputs[:], p.GradValue, p.GradGate, p.Out)
 	if !fits || !b.device.compiled(function) {
 		b.refuse(p)
@@ -220,7 +220,7 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	l.pairs[0].weights = [2]*weight{o.weight(), other.weight()} // half a tile's columns each
 	l.tileColumns = tileColumns / 2
 	l.blocks = min(down*ceilDiv(o.columns, l.tileColumns), int64(b.device.processors))
-	function := b.denseKernel(&o, "gated_linear", p.Formula, narrowTile)
+	function := b.denseKernel(&o, "gated_linear_", p.Formula, narrowTile)
 	if !o.program.takes(l.outputs[:], p.Out, p.Value, p.Gate) || !b.device.compiled(function) {
 		b.refuse(p)
 		return
@@ -269,7 +269,7 @@ func (b *builder) refuse(p backend.Problem) {
 
 // denseKernel is a program's kernel of a family and a formula. Hopper's has tiles of so many rows.
 func (b *builder) denseKernel(o *onePass, family, formula string, tileRows int64) string {
-	name := family + "_" + o.program.name + "_" + formula + "_" + b.dt.Short() + "_" + form(o.across)
+	name := family + o.program.name + "_" + formula + "_" + b.dt.Short() + "_" + form(o.across)
 	if o.program == sm90 {
 		return fmt.Sprintf("%s_%d", name, tileRows)
 	}

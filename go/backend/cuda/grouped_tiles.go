@@ -90,7 +90,7 @@ func (b *builder) groupedLinear(t *tileProgram, formula string, bias, out, pre, 
 	l := b.ofRows(pairs[0].A, ends, out.Shape[1])
 	l.outputs[0], l.outputs[1], l.biases[0] = rowsOf(out), rowsOf(pre), bias
 	across, ok := t.takesPairs(l, pairs, nil)
-	function := b.groupedKernel(t, "linear", []string{formula}, form(across))
+	function := b.groupedKernel(t, "linear_", []string{formula}, form(across))
 	if !ok || function == "" {
 		return nil
 	}
@@ -142,7 +142,7 @@ func (b *builder) groupedGatedLinear(t *tileProgram, p *backend.GroupedLayer) fu
 		l.biases[0], l.biases[1] = p.Halves(p.Bias)
 		ok = ok && t.takesAll(value, gate)
 	}
-	function := b.groupedKernel(t, "gated_linear", activation.GateKernels(p.Formula), weight.layout(across))
+	function := b.groupedKernel(t, "gated_linear_", activation.GateKernels(p.Formula), weight.layout(across))
 	if !ok || function == "" {
 		return nil
 	}
@@ -158,11 +158,11 @@ func (b *builder) groupedHiddenBackwardBy(t *tileProgram, p *backend.GroupedHidd
 	l := b.ofRows(p.GradOutput, p.Groups, p.Weight.Shape[2])
 	across, ok := t.takesPairs(l, withMore(p.GradOutput, p.Weight, p.More), nil)
 	l.boxRows, l.scales = backwardRows, p.Scales
-	family, formulas, layout := "hidden_backward", []string{p.Formula}, form(across)
+	family, formulas, layout := "hidden_backward_", []string{p.Formula}, form(across)
 	var pre halvesOf
 	if p.Halves != nil {
 		pre = inHalves(p.Halves, p.Preactivation)
-		family, formulas, layout = "gated_hidden_backward", activation.GateKernels(p.Formula), pre.layout(across)
+		family, formulas, layout = "gated_hidden_backward_", activation.GateKernels(p.Formula), pre.layout(across)
 		ok = ok && (pre.interleaved || t.takesAll(pre.value, pre.gate))
 		l.gateFirst = pre.gateFirst
 	}

@@ -68,7 +68,7 @@ func (t *tileProgram) takesAll(matrices ...*tensor.View) bool {
 // compiled for; "" for none. How operands lie is the end of its name.
 func (b *builder) groupedKernel(t *tileProgram, family string, formulas []string, layout string) string {
 	for _, formula := range formulas {
-		if function := t.groupPrefix + family + "_" + t.name + "_" + formula + "_" + b.dt.Short() + "_" + layout; b.device.compiled(function) {
+		if function := t.groupPrefix + family + t.name + "_" + formula + "_" + b.dt.Short() + "_" + layout; b.device.compiled(function) {
 			return function
 		}
 	}

@@ -503,7 +503,8 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			names = append(names, fmt.Sprintf(name, dt))
 		}
 	}
-	names = append(names, "grouped_ends", "grouped_route_rank", "grouped_route_scan", "grouped_route_place", "grouped_tokens")
+	names = append(names, "grouped_ends", "grouped_route_rank", "grouped_route_scan", "grouped_route_place", "grouped_tokens",
+		"grouped_count_rows", "grouped_count_scan", "grouped_count_place", "grouped_scatter_slots")
 	for _, bytes := range []string{"2", "4", "8", "16"} {
 		names = append(names, "grouped_scatter_"+bytes, "grouped_zero_"+bytes)
 	}

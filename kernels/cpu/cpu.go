@@ -136,6 +136,9 @@ func (f Form) String() string { return formNames[f] }
 // Pairs tells that words are two bfloat16 each.
 func (f Form) Pairs() bool { return f == BFloat16Pairs || f == BFloat16Tiles }
 
+// Tiles tells that words are multiplied by AMX.
+func (f Form) Tiles() bool { return f == BFloat16Tiles || f == Float16Tiles }
+
 // Depth is how many elements of the depth are packed in so many words.
 func (f Form) Depth(words int64) int64 { return words * perWord[f] }
 
@@ -185,12 +188,12 @@ type Panels struct {
 }
 
 // Cut is how a block is cut into tiles: epg_cut. Without Scratch, sums lie together for the whole
-// block. With Panels tiles are strips that pack panels for themselves. RowByRow and Pairs are 0 or
-// 1.
+// block. With Panels tiles are strips that pack panels for themselves, with Round strips of few
+// rows whose right operand is not packed. RowByRow and Pairs are 0 or 1.
 type Cut struct {
-	Down, Across, RowUnit, ColumnUnit, RowByRow, Scratch, Panels int64
-	Refuse                                                       Refusal
-	Pairs                                                        int64
+	Down, Across, RowUnit, ColumnUnit, RowByRow, Scratch, Panels, Round int64
+	Refuse                                                              Refusal
+	Pairs                                                               int64
 }
 
 // Refusal says when operands are packed but not multiplied.

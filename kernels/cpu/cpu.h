@@ -118,9 +118,12 @@ typedef struct {
 // With `panels` tiles are strips: of rows with all columns, row by row, or of columns with all
 // rows. Each packs its own panels of the left or of the right operand, EPG_PANELS at most, so many
 // bytes behind its sums' start; only the other operand is packed before.
+//
+// With `round` tiles are strips of columns with all rows, which are few: the right operand is not
+// packed at all (epg_engine.multiply_few).
 enum { EPG_NEVER, EPG_WHERE_SMALL, EPG_ALWAYS };
 typedef struct {
-  int64_t down, across, row_unit, column_unit, row_by_row, scratch, panels, refuse, pairs;
+  int64_t down, across, row_unit, column_unit, row_by_row, scratch, panels, round, refuse, pairs;
 } epg_cut;
 
 // epg_sums is a pass that sums outputs of a kernel over some dimensions of its operands. `dtype` is
@@ -203,6 +206,12 @@ typedef struct {
   int64_t (*largest)(int64_t form, const char *from, int64_t bytes);
   void (*lift)(int64_t form, char *at, int64_t bytes, int64_t powers);
   void (*multiply)(const epg_tile *, const epg_panels *, const epg_memory *);
+  // multiply_few adds up a tile's sums, of few rows of a packed left operand and of a right one
+  // that is read where it lies: `count` rows from `row` on. Behind the sums there is room for as
+  // many again. A block of many rows would have `round` words of the depth at a time. It returns
+  // what pack tells of a panel. finish makes results of the sums.
+  int16_t (*multiply_few)(const epg_tile *, const epg_operand *right, const char *from, const char *left, char *sums, int64_t round);
+  void (*finish)(const epg_tile *, const epg_memory *);
 } epg_engine;
 
 extern const epg_engine epg_engine_neon, epg_engine_avx2, epg_engine_avx512, epg_engine_avx512bf16, epg_engine_amx, epg_engine_amx_emulated;

@@ -80,4 +80,6 @@ const epg_engine ENGINE_TABLE = {
     .largest = largest,
     .lift = lift,
     .multiply = multiply,
+    .multiply_few = multiply_few,
+    .finish = finish,
 };

@@ -160,7 +160,15 @@ func TestCrewsAmongFences(t *testing.T) {
 					height := (down + cut.Down - 1) / cut.Down * cut.RowUnit
 					width *= (across + cut.Across - 1) / cut.Across
 					cut.Scratch = height * width * sumSize
-					if together && random.IntN(2) == 0 {
+					contiguous := func(a *cpu.Axis) bool { return a.Rank == 1 && a.Strides[0] == size }
+					switch {
+					case together && m <= 8 && (contiguous(&r.Rows) || contiguous(&r.Columns)) && random.IntN(3) > 0:
+						width = inPlace(cut, n, pick(16, 32, 64, 256)*form.Words(2), sumSize)
+						if form.Tiles() && contiguous(&r.Columns) {
+							l.Left = 0
+						}
+						right.To = nil
+					case together && random.IntN(2) == 0:
 						width = inStrips(cut, m, n, lw, rw, units*sumSize, sumSize)
 					}
 					ld, step := n+int64(random.IntN(3)), int64(1)
@@ -237,5 +245,16 @@ func inStrips(c *cpu.Cut, rows, columns, leftWidth, rightWidth, panelRow, sumSiz
 	}
 	c.Panels = height * width * sumSize
 	c.Scratch = c.Panels + strip*panelRow
+	return width
+}
+
+// inPlace changes a cut to strips of few rows, whose right operand is not packed, and returns the
+// columns that have sums.
+func inPlace(c *cpu.Cut, columns, round, sumSize int64) int64 {
+	const unit, most = 2 * cpu.Group, 8
+	units := (columns + unit - 1) / unit
+	strips := min(units, 3)
+	width := (units + strips - 1) / strips * unit
+	*c = cpu.Cut{Down: 1, Across: strips, RowUnit: most, ColumnUnit: unit, Round: round, Scratch: 2 * most * width * sumSize}
 	return width
 }

@@ -113,6 +113,20 @@ enum { amx_width = 0, amx_part = 0 };
 INLINE int whole_tiles(int64_t rows, int64_t columns) { return 0; }
 #endif
 
+// part_of is the length of a part of the depth, of so many words that are packed at a time. A sum's
+// error grows with the length of its parts and with their number: short sums of float32 and float64
+// have shorter parts than the cache asks for, of a power of two near twice the depth's root.
+// Others are rounded to 16 bits, and a sum's error counts for little.
+INLINE int64_t depth_of_part(int64_t form, int64_t units) {
+  if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return amx_part;
+  if (form != EPG_FLOAT32 && form != EPG_FLOAT64) return depth_part;
+  int64_t steps = 32;
+  while (steps * steps < 4 * units) steps *= 2;
+  return least(steps, depth_part);
+}
+
+#include "few_rows.h"
+
 // kernel_for returns the panel kernel for `height` rows of `wide` registers; AMX's kernels always
 // have two registers in a row. as_floats is for forms of bfloat16 only. exchanged makes a
 // difference to float16's tiles only.
@@ -185,19 +199,8 @@ typedef struct {
   int direct;             // the last part's kernels write the result
 } product;
 
-// part_steps is the length of a part of a depth in float32 or float64. A sum's error grows with the
-// length of its parts and with their number: short sums have shorter parts than the cache asks for,
-// of a power of two near twice the depth's root.
-INLINE int64_t part_steps(int64_t units) {
-  int64_t steps = 32;
-  while (steps * steps < 4 * units) steps *= 2;
-  return least(steps, depth_part);
-}
-
 INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg_memory *memory) {
   const int amx = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES;
-  // else results are rounded to 16 bits, and a sum's error counts for little
-  const int full = t->form == EPG_FLOAT32 || t->form == EPG_FLOAT64;
   const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes;
   return (product){
       .tile = t,
@@ -207,9 +210,7 @@ INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg
       .lanes = lanes,
       .height = amx ? amx_width : panel_height,
       .width = amx ? amx_width : panel_registers * lanes,
-      .part = amx    ? amx_part
-              : full ? part_steps(t->units)
-                     : depth_part,
+      .part = depth_of_part(t->form, t->units),
       .amx = amx,
       .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,
       .direct = t->plain && t->last && t->units && !t->lifted && (amx ? whole_tiles(t->rows, t->columns) : whole(t->rows, t->columns, lanes)),
@@ -341,4 +342,10 @@ TARGET static void multiply(const epg_tile *t, const epg_panels *panels, const e
 #endif
   if (t->lifted) lift_sums(t, memory->sums, -t->lifted);
   if (t->last && !p.direct) finish_rows(&p);
+}
+
+// finish makes the results of sums that multiply_few has added up.
+TARGET static void finish(const epg_tile *t, const epg_memory *memory) {
+  const product p = {.tile = t, .memory = *memory, .size = t->sum_size};
+  finish_rows(&p);
 }

@@ -23,15 +23,21 @@ enum { nothing_tiny = 2 * 127, not_for_amx = 0 };
 
 INLINE __m512i bits_of(f_v x) { return _mm512_castps_si512(x); }
 INLINE f_v first_term(f_v x) { return _mm512_castsi512_ps(_mm512_and_si512(bits_of(x), _mm512_set1_epi32((int)0xffff0000))); }
-INLINE f_m is_finite(f_v x) { return f_less(f_abs(x), f_set(INFINITY)); }
 INLINE __mmask16 is_infinite(f_v x) { return _mm512_cmpeq_epi32_mask(bits_of(f_abs(x)), bits_of(f_set(INFINITY))); }
-INLINE f_v second_term(f_v x) { return _mm512_maskz_sub_ps(is_finite(x), x, first_term(x)); }
+INLINE f_v second_term(__mmask16 is_finite, f_v x) { return _mm512_maskz_sub_ps(is_finite, x, first_term(x)); }
 
 // special is what packing finds of a panel's numbers that tiles cannot multiply.
 typedef struct {
   __m512i least;       // of bfloat16: magnitudes less 1, so that zero becomes the largest
-  __mmask16 infinite;  // of float16
+  __mmask32 infinite;  // of float16
 } special;
+
+// find_infinite notes infinities among 32 float16, and returns which of these are finite.
+INLINE __mmask32 find_infinite(special *found, __m512i numbers) {
+  const __m512i magnitudes = _mm512_and_si512(numbers, _mm512_set1_epi16(0x7fff)), infinity = _mm512_set1_epi16(0x7c00);
+  found->infinite |= _mm512_cmpeq_epi16_mask(magnitudes, infinity);
+  return _mm512_cmplt_epi16_mask(magnitudes, infinity);
+}
 
 // take_row takes 32 elements of a row: a square's words i.
 INLINE void take_row(const int terms, f_v (*square)[tile_words], special *found, int i, const char *from) {
@@ -42,10 +48,10 @@ INLINE void take_row(const int terms, f_v (*square)[tile_words], special *found,
   // The upper halves of two registers of sixteen floats, in order.
   static const uint16_t odd[] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   const __m512i upper = _mm512_loadu_si512(odd);
+  const __mmask32 finite = find_infinite(found, _mm512_loadu_si512(from));
   const f_v low = f_load_f16(from), high = f_load_f16(from + 32);
-  found->infinite |= is_infinite(low) | is_infinite(high);
   square[0][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(low), upper, bits_of(high)));
-  square[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term(low)), upper, bits_of(second_term(high))));
+  square[1][i] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(bits_of(second_term((__mmask16)finite, low)), upper, bits_of(second_term(finite >> 16, high))));
 }
 
 // take_words takes 32 rows' elements at two neighbours of the depth: words i of the squares of
@@ -62,11 +68,12 @@ INLINE void take_words(const int terms, f_v (*squares)[2][tile_words], special *
     return;
   }
   const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+  const __mmask32 finite[] = {find_infinite(found, _mm512_loadu_si512(even)), find_infinite(found, _mm512_loadu_si512(odd))};
   UNROLL for (int half = 0; half < 2; half++) {
     const f_v low = f_load_f16(even + 32 * half), high = f_load_f16(odd + 32 * half);
-    found->infinite |= is_infinite(low) | is_infinite(high);
+    const f_v low_rest = second_term(finite[0] >> (16 * half), low), high_rest = second_term(finite[1] >> (16 * half), high);
     squares[half][0][i] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_and_si512(bits_of(high), upper), _mm512_srli_epi32(bits_of(low), 16)));
-    squares[half][1][i] = _mm512_castsi512_ps(_mm512_or_si512(bits_of(second_term(high)), _mm512_srli_epi32(bits_of(second_term(low)), 16)));
+    squares[half][1][i] = _mm512_castsi512_ps(_mm512_or_si512(bits_of(high_rest), _mm512_srli_epi32(bits_of(low_rest), 16)));
   }
 }
 

@@ -250,12 +250,13 @@ static int16_t smallest_of(const int16_t *panels, int64_t count) {
   return least;
 }
 
-// want_lift tells that numbers are so small that the product had better be lifted (denormals.h).
-static int want_lift(const product_job *j, const epg_tile *t, const epg_panels *p) {
-  const int16_t left = smallest_of(p->left_smallest, divide_up(t->rows, j->e->left_width[t->form]));
-  const int16_t right = smallest_of(p->right_smallest, divide_up(t->columns, j->e->right_width[t->form]));
+// want_lift tells that numbers are so small that the product had better be lifted (denormals.h), by
+// what is known of `count` panels of the right operand.
+static int want_lift(const product_job *j, const epg_tile *t, const epg_panels *p, int64_t count) {
+  const int16_t left = smallest_of(p->left_smallest, divide_up(t->rows, j->e->left_width[t->form])), right = smallest_of(p->right_smallest, count);
   return !left || !right || (j->cut->pairs && left + right < EPG_LEAST_EXPONENTS);
 }
+static int64_t right_panels(const product_job *j, const epg_tile *t) { return divide_up(t->columns, j->e->right_width[t->form]); }
 
 // panels_of are a job's packed operands.
 static epg_panels panels_of(const product_job *j) {
@@ -264,6 +265,18 @@ static epg_panels panels_of(const product_job *j) {
 }
 
 static void refuse(epg_crew *crew) { __atomic_store_n(&crew->refused, 1, __ATOMIC_RELAXED); }
+
+// multiply_few computes a strip of columns that are read where they lie.
+static void multiply_few(const product_job *j, const epg_tile *t, epg_panels *p, const epg_memory *memory, range columns) {
+  const epg_packing *const right = &j->side[1].of;
+  epg_operand o = *right->operand[0];
+  o.row += columns.first;
+  o.count = columns.count;
+  const int16_t smallest = j->e->multiply_few(t, &o, right->from[0], p->left, memory->sums, j->cut->round);
+  p->right_smallest = &smallest;
+  if (j->cut->refuse && want_lift(j, t, p, 1)) return refuse(j->crew);
+  j->e->finish(t, memory);
+}
 
 static void multiply_task(const product_job *j, int64_t task, int64_t member) {
   const epg_cut *c = j->cut;
@@ -292,8 +305,9 @@ static void multiply_task(const product_job *j, int64_t task, int64_t member) {
       p.left = own.to, p.left_smallest = smallest;
     else
       p.right = own.to, p.right_smallest = smallest;
-    if (c->refuse && want_lift(j, &t, &p)) return refuse(j->crew);
+    if (c->refuse && want_lift(j, &t, &p, right_panels(j, &t))) return refuse(j->crew);
   }
+  if (c->round) return multiply_few(j, &t, &p, &memory, columns);
   j->e->multiply(&t, &p, &memory);
 }
 
@@ -313,7 +327,8 @@ static void product_member(void *data) {
   wait_for_packing(crew, j->side[0].tasks + j->side[1].tasks);
   if (j->cut->refuse == EPG_ALWAYS) return refuse(crew);
   const epg_panels all = panels_of(j);
-  if (j->cut->refuse && !j->cut->panels && want_lift(j, j->block, &all)) return refuse(crew);
+  const int whole = !j->cut->panels && !j->cut->round;
+  if (j->cut->refuse && whole && want_lift(j, j->block, &all, right_panels(j, j->block))) return refuse(crew);
   const list tiles = list_of(crew, 2, j->cut->down * j->cut->across);
   EACH_TASK(task, &tiles, member) {
     if (__atomic_load_n(&crew->refused, __ATOMIC_RELAXED)) return;
@@ -325,7 +340,8 @@ void epg_product(const epg_engine *e, epg_crew *crew, epg_packing left, epg_pack
   product_job job = {
       .e = e,
       .crew = crew,
-      .side = {packing_of(left, cut->panels && cut->row_by_row, crew->members), packing_of(right, cut->panels && !cut->row_by_row, crew->members)},
+      .side = {packing_of(left, cut->panels && cut->row_by_row, crew->members),
+               packing_of(right, cut->round || (cut->panels && !cut->row_by_row), crew->members)},
       .block = block,
       .cut = cut,
       .memory = memory,

@@ -25,10 +25,6 @@ const (
 	// end together. Tiles are leastHigh panels high, if that is enough: the right operand's panels
 	// are read for each anew.
 	tilesOfThread, leastHigh = 4, 4
-	// fewRows is the rows up to which an operand is packed once for strips of the other, and
-	// stripBytes limits the accumulators and panels of a strip.
-	fewRows    = 256
-	stripBytes = 256 << 10
 	// evenEnough is the tolerated load imbalance: the busiest thread's share by the mean.
 	evenEnough = 1.05
 	// packingWork is the cost of packing an element, in multiply-adds.
@@ -206,7 +202,7 @@ func (v *product) run(r *backend.Run, to *sink) error {
 	if !strips && count > 1 && (count >= 4*int64(limit) || work < threads.TaskWork) {
 		return v.runEach(r, to, c, count, work)
 	}
-	if !strips || v.watches() { // strips may be refused when something is written already
+	if !strips || v.mayRefuse() { // strips may be refused when something is written already
 		if err := v.reserve(p, int64(limit)); err != nil {
 			return err
 		}
@@ -339,6 +335,7 @@ func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRigh
 		p.right.forget()
 		return nil
 	}
+	turned := !wholeRight && v.inPlace() && v.turned()
 	before := int64(0)
 	for i, pair := 0, v; before < s.units; i, pair = i+1, pair.behind {
 		if i > 0 {
@@ -347,7 +344,7 @@ func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRigh
 		words := v.form.Words(s.depth)
 		after := s.units - before - words
 		p.left.pack(r, i, pair.Left, p.index, kernels.Operand{
-			Rows: pair.leftAxes[0], Columns: pair.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: 1, Again: truth(!s.begins),
+			Rows: pair.leftAxes[0], Columns: pair.leftAxes[1], Form: v.form, Width: v.leftWidth, Left: truth(!turned), Again: truth(!s.begins),
 			Row: b.row, Count: b.rows, First: s.first, Depth: s.depth, Before: before, After: after,
 		})
 		p.right.pack(r, i, pair.Right, p.index, kernels.Operand{
@@ -423,69 +420,6 @@ func (v *product) prepare(r *backend.Run, to *sink, p *packed, s span) {
 		j.bias = r.At(to.bias.View)
 		t.BiasStride, _ = to.bias.Columns.Uniform()
 	}
-}
-
-// inStrips tells that a product is computed in strips: where one operand has few rows, and is
-// packed once for all of them.
-func (v *product) inStrips(to *sink, items int64) bool {
-	return items == 1 && v.next == nil && tensor.Elements(v.Summed) == 1 && v.Depth() > 0 && v.Depth() <= v.mostDepth() &&
-		!to.accumulate && min(v.Left.Rows.Length, v.Right.Rows.Length) <= fewRows
-}
-
-// strips computes the product in strips of rows or columns, whose threads pack the other operand's
-// panels where they need them, in a near cache. Where operands should be lifted it is not done, and
-// anything may be in the results: they are packed whole for that.
-func (v *product) strips(r *backend.Run, to *sink, limit int, p *packed) (done bool, err error) {
-	b, j, c := &p.block, &p.tiles, &p.tiles.cut
-	v.place(b, blocks{1, 1}, 0)
-	b.rows, b.columns = v.Left.Rows.Length, v.Right.Rows.Length
-	p.index = slices.Grow(p.index[:0], len(v.Kept)+len(v.Summed))[:len(v.Kept)+len(v.Summed)]
-	clear(p.index)
-	s := span{depth: v.Depth(), units: v.words(), begins: true, ends: true}
-	v.prepare(r, to, p, s)
-	v.cutStrips(p, s, int64(limit))
-	if err := v.packed(r, p, s, c.RowByRow == 0, c.RowByRow == 1); err != nil {
-		return false, err
-	}
-	packing, multiplying := v.work(b, s)
-	strips := c.Down * c.Across
-	if j.sums, err = p.sums.get(c.Scratch * threads.Members(strips, limit, packing+multiplying)); err != nil {
-		return false, err
-	}
-	refused, err := j.share(strips, limit, packing+multiplying)
-	if refused {
-		p.left.forget()
-		p.right.forget()
-	}
-	return !refused, err
-}
-
-// cutStrips cuts a block into strips of the operand that has more rows.
-func (v *product) cutStrips(p *packed, s span, limit int64) {
-	b, c := &p.block, &p.tiles.cut
-	*c = kernels.Cut{
-		Down: 1, Across: 1, RowUnit: v.leftWidth, ColumnUnit: v.leastWidth(), RowByRow: truth(b.rows > b.columns),
-		Pairs: truth(v.form.Pairs()),
-	}
-	if v.watches() {
-		c.Refuse = kernels.WhereSmall
-	}
-	height := divideUp(b.rows, c.RowUnit) * c.RowUnit
-	width := divideUp(b.columns, c.ColumnUnit) * c.ColumnUnit
-	strips, length, unit, panel, other := &c.Across, &width, c.ColumnUnit, v.rightWidth, height
-	if c.RowByRow == 1 {
-		strips, length, unit, panel, other = &c.Down, &height, c.RowUnit, v.leftWidth, width
-	}
-	units := *length / unit
-	most := max(1, min(kernels.StripPanels*panel, stripBytes/v.sumSize/max(other, s.units))/unit)
-	*strips = divideUp(units, most)
-	if limit > 1 {
-		*strips = min(units, divideUp(max(*strips, tilesOfThread*limit), limit)*limit)
-	}
-	*length = divideUp(units, *strips) * unit
-	p.tiles.tile.Stride = width
-	c.Panels = height * width * v.sumSize
-	c.Scratch = c.Panels + divideUp(*length, panel)*panel*s.units*v.sumSize
 }
 
 // leastWidth is the columns of whole panels that are whole groups too, of which epilogues write

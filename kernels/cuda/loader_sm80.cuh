@@ -1,0 +1,146 @@
+// What a product is given, and the loader that copies tiles of its operands into a ring of stages
+// (product_sm80.cuh).
+#pragma once
+
+#include "activation.cuh"
+#include "mma_sm80.cuh"
+
+namespace epigrad::sm80 {
+
+constexpr int threads = 256, tile = 128, stages = 3, warp_rows = 64, warp_columns = 32;
+constexpr int shared_bytes = stages * 2 * tile_bytes;
+static_assert(2 * (shared_bytes + 1024) <= 100 * 1024, "two blocks share a processor of compute capability 8.6 or 8.9");
+
+// Rows is a matrix whose columns are contiguous, and Weight one for each group; strides are in
+// elements.
+struct Rows {
+  void *data;
+  int64_t stride;
+};
+struct Weight {
+  void *data;
+  int64_t stride, group_stride;
+};
+
+constexpr int most_pairs = 2;
+struct ProductParameters {
+  Rows x[most_pairs];  // depth kind: a and b
+  // of halves the value's and the gate's; depth kind: [0][0] is the result
+  Weight weights[most_pairs][2];
+  // as in tiles_sm90.cuh; null for one that is not there or not wanted
+  Rows inputs[2], outputs[3];
+  const int32_t *ends;  // [groups], not falling; null: a dense layer
+  // [rows], where each row of x[0] is, or of the depth kind of one operand; null: in its place
+  const int32_t *tokens;
+  const void *biases[2];               // [groups, columns] each, or null
+  const float *scales;                 // [rows], or null: ones
+  float *row_sums;                     // [4 ceil(columns / 128), rows], or null
+  float *column_sums;                  // [2 tiles of rows, grad_pre's columns], or null
+  double parameters[most_parameters];  // of the formula
+  int32_t groups, rows;
+  int32_t depths[most_pairs];  // rows kind: of the pairs, 0 of one that is not there
+  int32_t columns;             // of out or hidden; depth kind: m
+  int32_t right_columns;       // depth kind: n
+  int32_t bias_stride;         // elements from one group's bias to the next one's
+  int32_t band;                // tiles of rows walked together
+  int32_t gate_first;          // whether the gate comes before the value, in pairs or as halves
+  int32_t tokens_of_a;         // depth kind: whether tokens are those of a, else of b
+  int32_t accumulate;          // depth kind: add to what is there, before it is rounded
+  int32_t unused;
+};
+static_assert(sizeof(ProductParameters) == 4 * 24 + 7 * 16 + 7 * 8 + 8 * most_parameters + 12 * 4, "go/backend/cuda has the same layout");
+
+// is_whole tells whether an address, and those at multiples of so many bytes from it, can be read
+// by 16 bytes.
+__device__ __forceinline__ bool is_whole(const void *data, int64_t bytes = 0) {
+  return (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(bytes)) % 16 == 0;
+}
+
+// Loader copies an operand's tile, stage by stage. Halves are two matrices with 64 places each.
+template <class Storage, bool across, bool halves>
+struct Loader {
+  using Tile = TileOf<Storage, across>;
+  static constexpr int each = Tile::each, turns = tile_bytes / 16 / threads, turn_bytes = tile_bytes / turns, turn_lines = Tile::lines / turns;
+  const Storage *from[turns];
+  int count[turns];      // places of a piece that are there; near: all of a line that is
+  int64_t step;          // elements from one stage to the next one
+  const int32_t *lines;  // of an operand that lies across: the line of each place along the depth
+  int64_t stride;
+  bool in_pieces;
+
+  static __device__ __forceinline__ int line_of(int turn) { return threadIdx.x / Tile::pieces + turn * turn_lines; }
+  static __device__ __forceinline__ int piece() { return threadIdx.x % Tile::pieces; }
+
+  // places: how many there are of a matrix; rows: where they are, if they lie near.
+  __device__ __forceinline__ Loader(const Storage *first, const Storage *second, int64_t stride, int places, const int32_t *rows)
+      : step(!across ? Tile::depth
+             : rows  ? 0
+                     : Tile::depth * stride),
+        lines(across ? rows : nullptr),
+        stride(stride),
+        in_pieces(is_whole(first, stride * sizeof(Storage)) && is_whole(halves ? second : first)) {
+#pragma unroll
+    for (int turn = 0; turn < turns; turn++) {
+      const int line = line_of(turn);
+      int place = across ? piece() * each : line;
+      const Storage *data = first;
+      if (halves && place >= tile / 2) {
+        place -= tile / 2;
+        data = second;
+      }
+      if constexpr (across) {
+        count[turn] = min(max(places - place, 0), each);
+        from[turn] = data + place + (lines ? 0 : line * stride);
+      } else {
+        count[turn] = place < places ? each : 0;
+        from[turn] = data + piece() * each + (count[turn] ? (rows ? __ldg(rows + place) : place) * stride : 0);
+      }
+    }
+  }
+
+  // is_simple tells whether a whole stage lies where the last one ends, in pieces of 16 bytes.
+  __device__ __forceinline__ bool is_simple() const { return in_pieces && !lines; }
+  // load copies the next stage to a tile: a whole one of what is simple, or of any what is left
+  // along the depth.
+  __device__ __forceinline__ void load(uint32_t tile_at) {
+    const uint32_t to = tile_at + Tile::at(line_of(0), piece());
+#pragma unroll
+    for (int turn = 0; turn < turns; turn++) {
+      copy_piece(to + turn * turn_bytes, from[turn], count[turn] * static_cast<int>(sizeof(Storage)));
+      from[turn] += step;
+    }
+  }
+  __device__ __forceinline__ void load(uint32_t tile_at, int left) {
+#pragma unroll
+    for (int turn = 0; turn < turns; turn++) {
+      const int line = line_of(turn), elements = min(count[turn], across ? (line < left ? each : 0) : max(left - piece() * each, 0));
+      const uint32_t to = tile_at + Tile::at(line, piece());
+      const Storage *at = from[turn];
+      if (lines && elements > 0) at += __ldg(lines + line) * stride;
+      if (in_pieces) {
+        copy_piece(to, at, elements * static_cast<int>(sizeof(Storage)));
+      } else {
+        store_piece(to, gathered(at, elements));
+      }
+      from[turn] += step;
+    }
+    if (lines) lines += Tile::depth;
+  }
+
+ private:
+  static __device__ __forceinline__ uint4 gathered(const Storage *from, int elements) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if constexpr (sizeof(Storage) == 4) {
+        words[i] = i < elements ? __float_as_uint(Storage::load(from + i)) : 0;
+      } else {
+        const uint32_t low = 2 * i < elements ? __ldg(&from[2 * i].bits) : 0, high = 2 * i + 1 < elements ? __ldg(&from[2 * i + 1].bits) : 0;
+        words[i] = low | high << 16;
+      }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+}  // namespace epigrad::sm80

@@ -48,10 +48,21 @@ func New() *Backend {
 // Name implements backend.Backend.
 func (*Backend) Name() string { return backendName }
 
+// requireProgram refuses a program that there is not.
+func (c *Backend) requireProgram() error {
+	if c.Program == "" || c.Program == sm80.name {
+		return nil
+	}
+	return status.Errorf(status.BackendUnavailable, "cuda: EPIGRAD_CUDA_PROGRAM: got %q, want %q, or unset it", c.Program, sm80.name)
+}
+
 // Info implements backend.Backend.
-func (*Backend) Info() backend.Info {
+func (c *Backend) Info() backend.Info {
 	info := backend.Info{Name: backendName, Device: backendName}
 	detail, err := describe()
+	if err == nil {
+		err = c.requireProgram()
+	}
 	if err != nil {
 		info.Reason = strings.TrimPrefix(err.Error(), backendName+": ")
 		return info
@@ -92,8 +103,8 @@ func (*Backend) WorkspaceAlignment() int64 { return workspaceAlignment }
 
 // Select implements backend.Backend.
 func (c *Backend) Select(p backend.Problem) (backend.Kernel, error) {
-	if c.Program != "" && c.Program != sm80.name {
-		return nil, status.Errorf(status.BackendUnavailable, "cuda: EPIGRAD_CUDA_PROGRAM: got %q, want %q, or unset it", c.Program, sm80.name)
+	if err := c.requireProgram(); err != nil {
+		return nil, err
 	}
 	d, err := deviceOf(ordinal(p))
 	if err != nil {

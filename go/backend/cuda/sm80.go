@@ -2,7 +2,10 @@
 
 package cuda
 
-import "github.com/epigrad/epigrad/go/tensor"
+import (
+	"github.com/epigrad/epigrad/go/dtype"
+	"github.com/epigrad/epigrad/go/tensor"
+)
 
 // Constants of kernels/cuda/product_sm80.cuh.
 const (
@@ -18,7 +21,7 @@ func isNear(v *tensor.View) bool { return !v.IsEmpty() && (v.Strides[1] == 1 || 
 
 func (*weight) isNear() bool { return true }
 
-// address and stride of an operand, and of a weight.
+// rows are the addresses and strides of matrices, and weights those of weights.
 func (p *parameters) rows(operands ...rowMatrix) {
 	for _, o := range operands {
 		p.address(o.view)
@@ -71,5 +74,5 @@ func (l *productLaunch) addSM80(b *builder, function string) {
 	q := p.launch(function, tiles)
 	q.block[0], q.shared = sm80Threads, sm80Shared
 	b.launch(step{general: q})
-	b.tf32 = b.tf32 || b.allowsTF32
+	b.tf32 = b.tf32 || b.dt == dtype.Float32
 }

@@ -20,6 +20,13 @@ func TestHopperAlone(t *testing.T) {
 	require.True(t, isHopper(9, 0))
 }
 
+// A program that there is not is refused by its name, before a GPU is looked for.
+func TestUnknownProgram(t *testing.T) {
+	t.Setenv("EPIGRAD_CUDA_PROGRAM", "sm70")
+	_, err := New().Select(&backend.Activation{Header: backend.Header{DType: dtype.Float32}})
+	require.EqualError(t, err, `cuda: EPIGRAD_CUDA_PROGRAM: got "sm70", want "sm80", or unset it`)
+}
+
 // The tile whose last round leaves fewer processors idle is taken; the wider one where they are
 // alike.
 func TestTileRows(t *testing.T) {

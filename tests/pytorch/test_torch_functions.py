@@ -118,6 +118,42 @@ def test_rows_alone(dtype: torch.dtype, device: str) -> None:
                 assert_same_bits(one, all_rows[rows], f"{name}: {what} of {count} rows")
 
 
+OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(-1),
+    "torch.sum": lambda x: torch.sum(x, dim=[1], keepdim=True),
+    "mean": lambda x: x.mean(1),
+    "torch.mean": lambda x: torch.mean(x, (-1,), True),
+    "mean in float64": lambda x: x.mean(-1, dtype=torch.float64),
+    "norm": lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(),
+}
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("function", OF_ROWS.values(), ids=OF_ROWS)
+def test_sums_of_rows(function: Callable[[Tensor], Tensor], dtype: torch.dtype, device: str) -> None:
+    """Their rows are the same alone, forward and backward, and they are what PyTorch computes."""
+    x = drawn(150, 2048, device=device, dtype=dtype).requires_grad_()
+    with inside():
+        assert not rows_differ(function, x.detach())
+        out, alone = function(x), function(x[7:9])
+        assert products(lambda: function(x)) == OURS
+    want = function(x.detach().double().requires_grad_())
+    torch.testing.assert_close(out, want.to(out.dtype))
+    gradient, of_two = torch.autograd.grad(out, x, out.detach())[0], torch.autograd.grad(alone, x, alone.detach())[0]
+    assert_same_bits(gradient[7:9], of_two[7:9])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.sum, torch.mean, lambda x: x.mean(0), lambda x: x.sum((0, 1)), lambda x: (x > 0).sum(-1), Tensor.std],
+)
+def test_other_sums_stay_pytorchs(function: Callable[[Tensor], Tensor]) -> None:
+    x = drawn(3, 40)
+    with inside():
+        assert not products(lambda: function(x))
+
+
 def test_pytorchs_own_rows_differ() -> None:
     """Else the test above shows nothing."""
     given = operands()

@@ -1,4 +1,5 @@
-"""PyTorch's own products by epigrad's, inside ``batch_invariant(torch_functions=True)``.
+"""PyTorch's own products, and its sums of rows, by epigrad's, inside
+``batch_invariant(torch_functions=True)``.
 
 Each function here takes what PyTorch's takes, and gives None for a call that stays PyTorch's: other
 dtypes, devices and layouts, subclasses of tensors, ``out=``, and what PyTorch refuses.
@@ -79,6 +80,32 @@ def _added(input: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Tensor | None:
     return product + (added if beta == 1 else added * beta)
 
 
+def _of_rows(is_mean: bool) -> Any:
+    """`torch.mean` or `torch.sum` of the last dimension, as a product with ones.
+
+    PyTorch's own order follows the number of rows on a GPU. Half types are summed in float32.
+    """
+
+    def reduced(
+        input: Any, dim: Any = None, keepdim: Any = False, *others: Any, dtype: Any = None, **more: Any
+    ) -> Tensor | None:
+        if others or more or not _are_ours(input) or input.dim() == 0 or dtype not in (None, *_DTYPES):
+            return None
+        if (dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim) not in (-1, input.dim() - 1):
+            return None
+        if dtype is None and not is_mean and torch.is_autocast_enabled(input.device.type):
+            return None  # its dtype then depends on the device
+        kept = dtype or input.dtype
+        wide, features = torch.promote_types(kept, torch.float32), input.shape[-1]
+        with torch.autocast(input.device.type, enabled=False):
+            out = functional.linear(input.to(kept).to(wide), input.new_ones(1, features, dtype=wide))
+        if is_mean:
+            out = out / features
+        return (out if keepdim else out.squeeze(-1)).to(kept)
+
+    return reduced
+
+
 def _have_dims(dims: int, *tensors: Any) -> bool:
     return all(isinstance(tensor, Tensor) and tensor.dim() == dims for tensor in tensors)
 
@@ -110,5 +137,7 @@ PRODUCTS.update(
         **dict.fromkeys((torch.bmm, Tensor.bmm), _bmm),
         **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
         **dict.fromkeys((torch.baddbmm, Tensor.baddbmm), _baddbmm),
+        **dict.fromkeys((torch.sum, Tensor.sum), _of_rows(is_mean=False)),
+        **dict.fromkeys((torch.mean, Tensor.mean), _of_rows(is_mean=True)),
     }
 )

@@ -73,6 +73,29 @@ def test_writes_a_row_for_every_operation_size_and_dtype(quick: bool, tmp_path: 
     assert found["versions"]["epigrad"] == tables.VERSION
 
 
+@pytest.mark.usefixtures("_tiny")
+def test_a_report_has_experts_and_operations_in_one_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "EXPERTS", {"mixtral-like": bench.EXPERTS["mixtral-like"]})
+    assert run("--report") == 0
+    (file,) = tmp_path.iterdir()
+    assert f"wrote {file.name}" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    cases = [row["case"] for row in found["rows"]]
+    assert cases[:2] == ["mixtral-like"] * 2
+    assert set(cases[2:]) == {each.name for each in bench.OPERATIONS}
+    assert found["versions"]["epigrad"] == tables.VERSION
+
+
+@pytest.mark.parametrize("other", ["--models", "--experts"])
+def test_a_report_is_the_same_everywhere(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("--report", other)
+    assert "--report measures the same on every device" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("_tiny", "_one_thread")
 def test_steps_of_models_are_measured(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"

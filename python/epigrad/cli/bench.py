@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import math
 import os
+import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -37,6 +38,7 @@ examples:
   python -m epigrad bench --models gpt2,vit                training steps of whole models
   python -m epigrad bench --experts                        mixtures of experts
   python -m epigrad bench --quick --json | jq .rows        JSON on stdout, progress on stderr
+  python -m epigrad bench --report                         a file for an issue: records of your device are welcome
 
 On cpu a row is skipped, and named, if one PyTorch call takes longer than 0.5 s. Small sizes run first. A checkout of
 the repository has more: python -m benchmarks --help.
@@ -86,6 +88,11 @@ def add_parser(subparsers: Subparsers) -> None:
             metavar="NAMES",
             help=f"measure {what} instead of operations: {', '.join(known)} (default: all)",
         )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="measure experts and operations in about five minutes, and write a file that you can attach to an issue",
+    )
     add_options(parser, DTYPES)
     parser.set_defaults(run=main, error=parser.error)
 
@@ -94,6 +101,10 @@ def main(args: argparse.Namespace) -> int:
     """Measure the table that is asked for."""
     if args.models is not None and args.experts is not None:
         args.error("--models and --experts exclude each other")
+    if args.report:
+        if args.models is not None or args.experts is not None:
+            args.error("--report measures the same on every device: it takes neither --models nor --experts")
+        args.quick, args.experts, args.json = True, tuple(EXPERTS), args.json or pathlib.Path()
     if args.models is not None and args.dtypes is not None:
         args.error("--models takes no --dtypes: models train in bfloat16 on cuda, in float32 on cpu")
     if args.experts is not None and "float64" in (args.dtypes or ()):
@@ -118,16 +129,19 @@ def warn_if_busy() -> None:
 def subject(args: argparse.Namespace, device: torch.device) -> Subject:
     on_cuda, compiled = device.type == "cuda", device.type == "cuda" if args.compile is None else args.compile
     make = _models if args.models is not None else _experts if args.experts is not None else _operations
+    tasks = list(make(args, device, compiled))
+    if args.report:
+        tasks += _operations(args, device, compiled)
     return Subject(
-        slug={_models: "models", _experts: "experts"}.get(make, device.type),
+        slug="report" if args.report else {_models: "models", _experts: "experts"}.get(make, device.type),
         device=machine.name(device),
         unit=f"seconds of one call: median, quartiles, fastest; ratio: of the {'medians' if on_cuda else 'fastest'}",
         title="Time, and its ratios to PyTorch's (below 1 epigrad is faster)",
-        tasks=list(make(args, device, compiled)),
+        tasks=tasks,
         names={"case": "what", "kind": "kind", "size": "size", "dtype": "dtype", "direction": "direction"},
         columns=COLUMNS,
-        seconds=SECONDS if make is _operations else 2.0 if args.quick else 10.0,
-        budget=math.inf if make is not _operations else 60.0 if args.quick else 300.0,
+        seconds=SECONDS if make is _operations or args.report else 2.0 if args.quick else 10.0,
+        budget=300.0 if args.report else math.inf if make is not _operations else 60.0 if args.quick else 300.0,
         facts=machine.facts(device),
         bars=_bars,
     )

@@ -6,18 +6,19 @@
 //                                                             and act(pre)
 //   gated_linear_sm80_<gate>_<dtype>_<form>_<layout>          value act(gate), two products
 //   gated_hidden_backward_sm80_<gate>_<dtype>_<form>_<layout> that of value act(gate), and it again
-//   weight_gradient_sm80_<dtype>_<dtype of the result>
+//   weight_gradient_sm80_<dtype>_<dtype of the result>       and with _tokens
 //
 // Form and layout are as in instances_sm90.cuh. float is multiplied in TF32.
 #pragma once
 
 #include "product_sm80.cuh"
 
-#define KERNEL(name, ...)                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(epigrad::sm80::threads, 2) name(const __grid_constant__ epigrad::sm80::ProductParameters p) { \
-    using namespace epigrad;                                                                                                                 \
-    sm80::product<sm80::__VA_ARGS__>(p);                                                                                                     \
-  }                                                                                                                                          \
+#define KERNEL(name, ...)                                                                     \
+  extern "C" __global__ void __launch_bounds__(epigrad::sm80::threads, epigrad::sm80::blocks) \
+      name(const __grid_constant__ epigrad::sm80::ProductParameters p) {                      \
+    using namespace epigrad;                                                                  \
+    sm80::product<sm80::__VA_ARGS__>(p);                                                      \
+  }                                                                                           \
   EPG_REGISTER(name)
 #define OF_ROWS(family, epilogue, formulas, formula, dtype, form, ...) \
   KERNEL(family##_##formula##_##dtype##_##form##__VA_ARGS__, OfRows<dtype, sm80::form, products::epilogue<dtype, formulas::formula<dtype::Arithmetic>>>)
@@ -34,9 +35,12 @@
   OF_ROWS(gated_linear_sm80, Gated, gates, gate, dtype, nn, _halves)                \
   OF_ROWS(gated_hidden_backward_sm80, GatedSloped, gates, gate, dtype, nt, _halves) \
   OF_ROWS(gated_hidden_backward_sm80, GatedSloped, gates, gate, dtype, nn, _halves)
+#define WEIGHT_GRADIENT_SM80(dtype, result)                                      \
+  KERNEL(weight_gradient_sm80_##dtype##_##result, OfDepth<dtype, result, false>) \
+  KERNEL(weight_gradient_sm80_##dtype##_##result##_tokens, OfDepth<dtype, result, true>)
 // Products and their gradients, and what models with experts use beside one activation or gate.
 #define PRODUCTS_SM80(dtype)                                                                         \
   LINEAR_SM80(none, dtype)                                                                           \
   OF_ROWS(gated_linear_sm80, GatedInterleaved, gates, swish, dtype, nn, _interleaved)                \
   OF_ROWS(gated_hidden_backward_sm80, GatedSlopedInterleaved, gates, swish, dtype, nt, _interleaved) \
-  KERNEL(weight_gradient_sm80_##dtype##_f32, OfDepth<dtype, f32>)
+  WEIGHT_GRADIENT_SM80(dtype, f32)

@@ -7,9 +7,11 @@
 
 namespace epigrad::sm80 {
 
-constexpr int threads = 256, tile = 128, stages = 3, warp_rows = 64, warp_columns = 32;
-constexpr int shared_bytes = stages * 2 * tile_bytes;
-static_assert(2 * (shared_bytes + 1024) <= 100 * 1024, "two blocks share a processor of compute capability 8.6 or 8.9");
+constexpr int tile_rows = 128, tile_columns = 128, warp_side = 64, warps_across = tile_columns / warp_side;
+constexpr int threads = 32 * warps_across * tile_rows / warp_side;
+constexpr int stages = 3, stage_bytes = 64 * (tile_rows + tile_columns), shared_bytes = stages * stage_bytes;
+constexpr int blocks = 2;  // that share a processor
+static_assert(blocks * (shared_bytes + 1024) <= 100 * 1024, "what a processor of compute capability 8.6 or 8.9 has");
 
 // Rows is a matrix whose columns are contiguous, and Weight one for each group; strides are in
 // elements.
@@ -34,7 +36,7 @@ struct ProductParameters {
   const int32_t *tokens;
   const void *biases[2];               // [groups, columns] each, or null
   const float *scales;                 // [rows], or null: ones
-  float *row_sums;                     // [4 ceil(columns / 128), rows], or null
+  float *row_sums;                     // [2 ceil(columns / 128), rows], or null
   float *column_sums;                  // [2 tiles of rows, grad_pre's columns], or null
   double parameters[most_parameters];  // of the formula
   int32_t groups, rows;
@@ -56,27 +58,31 @@ __device__ __forceinline__ bool is_whole(const void *data, int64_t bytes = 0) {
   return (reinterpret_cast<uint64_t>(data) | static_cast<uint64_t>(bytes)) % 16 == 0;
 }
 
-// Loader copies an operand's tile, stage by stage. Halves are two matrices with 64 places each.
-template <class Storage, bool across, bool halves>
+// Loader copies an operand's tile, stage by stage. Halves are two matrices, with half of the places
+// each.
+template <class Storage, bool across, int places, bool halves, bool by_lines>
 struct Loader {
-  using Tile = TileOf<Storage, across>;
-  static constexpr int each = Tile::each, turns = tile_bytes / 16 / threads, turn_bytes = tile_bytes / turns, turn_lines = Tile::lines / turns;
+  using Tile = TileOf<Storage, across, places>;
+  static constexpr int each = Tile::each, turns = Tile::bytes / 16 / threads, turn_bytes = Tile::bytes / turns, turn_lines = Tile::lines / turns;
+  static constexpr int size = sizeof(Storage);
   const Storage *from[turns];
-  int count[turns];      // places of a piece that are there; near: all of a line that is
-  int64_t step;          // elements from one stage to the next one
-  const int32_t *lines;  // of an operand that lies across: the line of each place along the depth
+  int count[turns];  // places of a piece that are there; near: all of a line that is
+  int64_t step;      // elements from one stage to the next one
+  // Of one that lies across, by lines: the line of each place along the depth, or null, and those
+  // of the next stage, which are read one stage ahead.
+  const int32_t *lines;
+  int32_t next[by_lines ? turns : 1];
   int64_t stride;
   bool in_pieces;
 
   static __device__ __forceinline__ int line_of(int turn) { return threadIdx.x / Tile::pieces + turn * turn_lines; }
   static __device__ __forceinline__ int piece() { return threadIdx.x % Tile::pieces; }
 
-  // places: how many there are of a matrix; rows: where they are, if they lie near.
-  __device__ __forceinline__ Loader(const Storage *first, const Storage *second, int64_t stride, int places, const int32_t *rows)
-      : step(!across ? Tile::depth
-             : rows  ? 0
-                     : Tile::depth * stride),
-        lines(across ? rows : nullptr),
+  // there and along: how many places there are of a matrix, across the sum and along it; rows:
+  // where the first ones are, if they lie near, or else the others.
+  __device__ __forceinline__ Loader(const Storage *first, const Storage *second, int64_t stride, int there, int along, const int32_t *rows)
+      : step(across ? Tile::depth * stride : Tile::depth),
+        lines(by_lines ? rows : nullptr),
         stride(stride),
         in_pieces(is_whole(first, stride * sizeof(Storage)) && is_whole(halves ? second : first)) {
 #pragma unroll
@@ -84,30 +90,36 @@ struct Loader {
       const int line = line_of(turn);
       int place = across ? piece() * each : line;
       const Storage *data = first;
-      if (halves && place >= tile / 2) {
-        place -= tile / 2;
+      if (halves && place >= places / 2) {
+        place -= places / 2;
         data = second;
       }
       if constexpr (across) {
-        count[turn] = min(max(places - place, 0), each);
+        count[turn] = min(max(there - place, 0), each);
         from[turn] = data + place + (lines ? 0 : line * stride);
       } else {
-        count[turn] = place < places ? each : 0;
+        count[turn] = place < there ? each : 0;
         from[turn] = data + piece() * each + (count[turn] ? (rows ? __ldg(rows + place) : place) * stride : 0);
       }
     }
+    look_up(along);
   }
 
-  // is_simple tells whether a whole stage lies where the last one ends, in pieces of 16 bytes.
-  __device__ __forceinline__ bool is_simple() const { return in_pieces && !lines; }
-  // load copies the next stage to a tile: a whole one of what is simple, or of any what is left
-  // along the depth.
-  __device__ __forceinline__ void load(uint32_t tile_at) {
+  // load_whole copies the next stage to a tile, of an operand in pieces of 16 bytes that does not
+  // end there; and load any one, of what is left along the depth.
+  __device__ __forceinline__ void load_whole(uint32_t tile_at, int left) {
     const uint32_t to = tile_at + Tile::at(line_of(0), piece());
+    if (by_lines && lines) {
 #pragma unroll
-    for (int turn = 0; turn < turns; turn++) {
-      copy_piece(to + turn * turn_bytes, from[turn], count[turn] * static_cast<int>(sizeof(Storage)));
-      from[turn] += step;
+      for (int turn = 0; turn < turns; turn++) copy_piece(to + turn * turn_bytes, from[turn] + next[turn] * stride, count[turn] * size);
+      lines += Tile::depth;
+      look_up(left - Tile::depth);
+    } else {
+#pragma unroll
+      for (int turn = 0; turn < turns; turn++) {
+        copy_piece(to + turn * turn_bytes, from[turn], count[turn] * size);
+        from[turn] += step;
+      }
     }
   }
   __device__ __forceinline__ void load(uint32_t tile_at, int left) {
@@ -115,19 +127,30 @@ struct Loader {
     for (int turn = 0; turn < turns; turn++) {
       const int line = line_of(turn), elements = min(count[turn], across ? (line < left ? each : 0) : max(left - piece() * each, 0));
       const uint32_t to = tile_at + Tile::at(line, piece());
-      const Storage *at = from[turn];
-      if (lines && elements > 0) at += __ldg(lines + line) * stride;
+      const bool is_by_line = by_lines && lines;
+      const Storage *const at = from[turn] + (is_by_line ? next[by_lines ? turn : 0] * stride : 0);
       if (in_pieces) {
-        copy_piece(to, at, elements * static_cast<int>(sizeof(Storage)));
+        copy_piece(to, at, elements * size);
       } else {
         store_piece(to, gathered(at, elements));
       }
-      from[turn] += step;
+      if (!is_by_line) from[turn] += step;
     }
-    if (lines) lines += Tile::depth;
+    if (by_lines && lines) {
+      lines += Tile::depth;
+      look_up(left - Tile::depth);
+    }
   }
 
  private:
+  // look_up reads which lines are next, of those that are left.
+  __device__ __forceinline__ void look_up(int left) {
+    if constexpr (by_lines) {
+      if (!lines || left <= 0) return;
+#pragma unroll
+      for (int turn = 0; turn < turns; turn++) next[turn] = __ldg(lines + min(line_of(turn), left - 1));
+    }
+  }
   static __device__ __forceinline__ uint4 gathered(const Storage *from, int elements) {
     uint32_t words[4];
 #pragma unroll

@@ -7,7 +7,7 @@
 namespace epigrad::sm80 {
 
 #ifdef __CUDACC__
-#define EPG_DYNAMIC_SHARED(name) extern __shared__ __align__(128) uint8_t name[]
+#define EPG_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
@@ -64,17 +64,15 @@ __device__ __forceinline__ uint32_t to_tf32(uint32_t x) {
 }
 #endif
 
-// An operand's tile has 128 places across the sum and 64 bytes along it: its depth. It lies near,
-// with the depth contiguous, in 128 lines of four pieces of 16 bytes; or across, in a line for each
-// place along the depth. Pieces are exchanged so that eight threads that read one column of pieces
-// read different banks.
-constexpr int tile_across = 128, tile_bytes = 8192, near_pieces = 4;
-
-template <class Storage, bool across_>
+// An operand's tile has `places` across the sum and 64 bytes along it: its depth. It lies near,
+// with the depth contiguous, in a line of four pieces of 16 bytes for each place; or across, in a
+// line for each place along the depth. Pieces are exchanged so that eight threads that read one
+// column of pieces read different banks.
+template <class Storage, bool across_, int places>
 struct TileOf {
   static constexpr bool across = across_;
-  static constexpr int each = 16 / sizeof(Storage), depth = 64 / sizeof(Storage);
-  static constexpr int pieces = across ? tile_across / each : near_pieces, lines = across ? depth : tile_across;
+  static constexpr int each = 16 / sizeof(Storage), depth = 64 / sizeof(Storage), bytes = 64 * places;
+  static constexpr int pieces = across ? places / each : 4, lines = across ? depth : places;
 
   static __device__ __forceinline__ uint32_t at(int line, int piece) {
     int exchanged = piece;
@@ -88,8 +86,8 @@ struct TileOf {
     return (line * pieces + exchanged) * 16;
   }
 
-  // lane_at is where a lane reads 16 places from `first` on, and read gives those that lie `places`
-  // behind them, along the 32 bytes of depth with number `step`, as the instruction takes them: of
+  // lane_at is where a lane reads 16 places from `first` on, and read gives those that lie `behind`
+  // them, along the 32 bytes of depth with number `step`, as the instruction takes them: of
   // the right operand twice 8 places, with two words each.
   template <bool is_right>
   static __device__ __forceinline__ uint32_t lane_at(int first, int lane) {
@@ -103,16 +101,16 @@ struct TileOf {
     }
   }
   template <bool is_right>
-  static __device__ __forceinline__ void read(uint32_t (&x)[4], uint32_t at, int places, int step) {
+  static __device__ __forceinline__ void read(uint32_t (&x)[4], uint32_t at, int behind, int step) {
     if constexpr (!across) {
-      load_matrices<false>(x, (at ^ 32 * step) + 64 * places);
+      load_matrices<false>(x, (at ^ 32 * step) + 64 * behind);
     } else if constexpr (sizeof(Storage) == 2) {
-      load_matrices<true>(x, (at ^ 2 * places) + 4096 * step);
+      load_matrices<true>(x, (at ^ 2 * behind) + bytes / 2 * step);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int place = is_right ? i / 2 : i % 2, along = is_right ? i % 2 : i / 2;
-        x[i] = load_word((at ^ (4 * places | 32 * place)) + 4096 * step + 2048 * along);
+        x[i] = load_word((at ^ (4 * behind | 32 * place)) + bytes / 2 * step + bytes / 4 * along);
       }
     }
     if constexpr (sizeof(Storage) == 4) {

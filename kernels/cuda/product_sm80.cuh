@@ -6,7 +6,7 @@
 //   depth   result[e, m, n] = sum over the rows r of group e of a[r, m] b[r, n]
 //
 // Any sizes, strides of rows and addresses will do. A block makes 128 x 128 elements, a warp
-// 64 x 32. Stages of 64 bytes of depth come to shared memory by pieces of 16 bytes, two ahead; of
+// 64 x 64. Stages of 64 bytes of depth come to shared memory by pieces of 16 bytes, two ahead; of
 // an operand whose rows start at no multiple of 16 bytes, elements are read one by one. Rows may be
 // those of tokens. Results go through shared memory too, and leave by 16 bytes.
 //
@@ -30,17 +30,18 @@ struct OfRows {
   using Storage = Storage_;
   using Result = Storage_;
   using Epilogue = Epilogue_;
-  static constexpr bool of_rows = true, left_across = false, right_across = form;
+  static constexpr bool by_lines = false, of_rows = true, left_across = false, right_across = form;
   static constexpr bool pairs_of_columns = Epilogue::rights == 2 && Epilogue::interleaved, halves = Epilogue::rights == 2 && !Epilogue::interleaved;
-  static constexpr int columns = tile / Epilogue::rights;
+  static constexpr int columns = tile_columns / Epilogue::rights;
 };
-// OfDepth is one of the depth kind, with results in Storage, or in float.
-template <class Storage_, class Result_>
+// OfDepth is one of the depth kind, with results in Storage, or in float; by_lines: with the rows
+// of tokens.
+template <class Storage_, class Result_, bool by_lines_>
 struct OfDepth {
   using Storage = Storage_;
   using Result = Result_;
-  static constexpr bool of_rows = false, left_across = true, right_across = true, pairs_of_columns = false, halves = false;
-  static constexpr int columns = tile;
+  static constexpr bool by_lines = by_lines_, of_rows = false, left_across = true, right_across = true, pairs_of_columns = false, halves = false;
+  static constexpr int columns = tile_columns;
 };
 
 // Place is a block's tile.
@@ -56,27 +57,27 @@ __device__ __forceinline__ Place place_of(const ProductParameters &p) {
   Place t{};
   const int tiles_across = ((P::of_rows ? p.columns : p.right_columns) + P::columns - 1) / P::columns;
   if constexpr (P::of_rows) {
-    const int tiles_down = p.ends ? p.rows / tile + p.groups : (p.rows + tile - 1) / tile;
+    const int tiles_down = p.ends ? p.rows / tile_rows + p.groups : (p.rows + tile_rows - 1) / tile_rows;
     const int in_band = p.band * tiles_across, band = blockIdx.x / in_band, rest = blockIdx.x % in_band;
     const int height = min(p.band, tiles_down - band * p.band);
     t.number = band * p.band + rest % height;
     t.column = rest / height * P::columns;
     if (p.ends) {
-      t.group = grouped::group_of(p.ends, p.groups, t.number, tile);
+      t.group = grouped::group_of(p.ends, p.groups, t.number, tile_rows);
       const int begin = grouped::begin_of(p.ends, t.group), end = grouped::begin_of(p.ends, t.group + 1);
-      t.row = begin + (t.number - t.group - begin / tile) * tile;
-      t.rows = min(tile, end - t.row);
+      t.row = begin + (t.number - t.group - begin / tile_rows) * tile_rows;
+      t.rows = min(tile_rows, end - t.row);
     } else {
-      t.row = t.number * tile;
-      t.rows = min(tile, p.rows - t.row);
+      t.row = t.number * tile_rows;
+      t.rows = min(tile_rows, p.rows - t.row);
     }
     t.is_there = t.rows > 0;
   } else {
-    const int tiles_down = (p.columns + tile - 1) / tile, per = tiles_down * tiles_across, rest = blockIdx.x % per;
+    const int tiles_down = (p.columns + tile_rows - 1) / tile_rows, per = tiles_down * tiles_across, rest = blockIdx.x % per;
     t.group = blockIdx.x / per;
-    t.row = rest % tiles_down * tile;
-    t.column = rest / tiles_down * tile;
-    t.rows = min(tile, p.columns - t.row);
+    t.row = rest % tiles_down * tile_rows;
+    t.column = rest / tiles_down * tile_rows;
+    t.rows = min(tile_rows, p.columns - t.row);
     t.begin = grouped::begin_of(p.ends, t.group);
     t.end = grouped::begin_of(p.ends, t.group + 1);
     t.is_there = !p.accumulate || t.end > t.begin;
@@ -84,26 +85,27 @@ __device__ __forceinline__ Place place_of(const ProductParameters &p) {
   return t;
 }
 
-using Sums = float[4][4][4];
+// A warp's sums, by instructions: 16 rows and 8 columns each.
+using Sums = float[4][8][4];
 
 // Multiplier forms a tile's sums.
 template <class P>
 struct Multiplier {
   using Storage = typename P::Storage;
-  using Left = Loader<Storage, P::left_across, false>;
-  using Right = Loader<Storage, P::right_across, P::halves>;
+  using Left = Loader<Storage, P::left_across, tile_rows, false, P::by_lines>;
+  using Right = Loader<Storage, P::right_across, tile_columns, P::halves, P::by_lines>;
   static constexpr int depth = Left::Tile::depth;
   const ProductParameters &p;
   const Place &t;
   const uint32_t shared;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows_from = warp / 4 * warp_rows, part = warp % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows_from = warp / warps_across * warp_side, part = warp % warps_across;
 
   __device__ __forceinline__ Left left_of(int pair) const {
     const Rows &rows = p.x[pair];
     const int64_t first = P::of_rows ? t.row : t.begin;
-    const int32_t *tokens = p.tokens && (P::of_rows ? pair == 0 : p.tokens_of_a) ? p.tokens + first : nullptr;
+    const int32_t *tokens = p.tokens && (P::of_rows ? pair == 0 : P::by_lines && p.tokens_of_a) ? p.tokens + first : nullptr;
     const Storage *x = static_cast<const Storage *>(rows.data) + (tokens ? 0 : first * rows.stride) + (P::of_rows ? 0 : t.row);
-    return Left(x, nullptr, rows.stride, t.rows, tokens);
+    return Left(x, nullptr, rows.stride, t.rows, t.end - t.begin, tokens);
   }
   __device__ __forceinline__ Right right_of(int pair) const {
     if constexpr (P::of_rows) {
@@ -112,61 +114,55 @@ struct Multiplier {
       const int64_t from = each * t.column * (P::right_across ? 1 : value.stride);
       const Storage *first = static_cast<const Storage *>(value.data) + t.group * value.group_stride + from;
       const Storage *second = P::halves ? static_cast<const Storage *>(gate.data) + t.group * gate.group_stride + from : nullptr;
-      return Right(first, second, value.stride, each * (p.columns - t.column), nullptr);
+      return Right(first, second, value.stride, each * (p.columns - t.column), 0, nullptr);
     } else {
       const Rows &rows = p.x[1];
       const Storage *b = static_cast<const Storage *>(rows.data) + t.column;
-      const int32_t *tokens = p.tokens && !p.tokens_of_a ? p.tokens + t.begin : nullptr;
-      return Right(tokens ? b : b + t.begin * rows.stride, nullptr, rows.stride, p.right_columns - t.column, tokens);
+      const int32_t *tokens = P::by_lines && !p.tokens_of_a ? p.tokens + t.begin : nullptr;
+      return Right(tokens ? b : b + t.begin * rows.stride, nullptr, rows.stride, p.right_columns - t.column, t.end - t.begin, tokens);
     }
   }
 
-  __device__ __forceinline__ void multiply_stage(Sums &sums, uint32_t left_at, uint32_t right_at) const {
+  // Fragments are what a warp multiplies along 32 bytes of depth.
+  struct Fragments {
+    uint32_t left[4][4], right[4][4];
+  };
+  __device__ __forceinline__ void read(Fragments &f, uint32_t left_at, uint32_t right_at, int step) const {
 #pragma unroll
-    for (int step = 0; step < 2; step++) {
-      uint32_t b[2][4];
+    for (int n = 0; n < 4; n++) Right::Tile::template read<true>(f.right[n], right_at, P::halves ? 16 * (n % 2) + tile_columns / 2 * (n / 2) : 16 * n, step);
 #pragma unroll
-      for (int n = 0; n < 2; n++) Right::Tile::template read<true>(b[n], right_at, (P::halves ? tile / 2 : 16) * n, step);
+    for (int m = 0; m < 4; m++) Left::Tile::template read<false>(f.left[m], left_at, 16 * m, step);
+  }
+  static __device__ __forceinline__ void multiply_all(Sums &sums, const Fragments &f) {
 #pragma unroll
-      for (int m = 0; m < 4; m++) {
-        uint32_t a[4];
-        Left::Tile::template read<false>(a, left_at, 16 * m, step);
+    for (int m = 0; m < 4; m++)
 #pragma unroll
-        for (int n = 0; n < 4; n++) multiply<Storage>(sums[m][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-      }
-    }
+      for (int n = 0; n < 8; n++) multiply<Storage>(sums[m][n], f.left[m], f.right[n / 2][n % 2 * 2], f.right[n / 2][n % 2 * 2 + 1]);
   }
 
   __device__ __forceinline__ void run(Sums &sums) const {
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
-      for (int n = 0; n < 4; n++)
+      for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[m][n][i] = 0;
-    constexpr int ahead = stages - 1, stage_bytes = 2 * tile_bytes;
+    constexpr int ahead = stages - 1;
     int left_of_pair = P::of_rows ? p.depths[0] : t.end - t.begin, next_pair = P::of_rows ? p.depths[1] : 0;
     const int all = (left_of_pair + depth - 1) / depth + (next_pair + depth - 1) / depth;
     Left left = left_of(0);
     Right right = right_of(0);
-    const uint32_t left_at = Left::Tile::template lane_at<false>(rows_from, lane);
-    const uint32_t right_at = tile_bytes + Right::Tile::template lane_at<true>((P::halves ? 16 : warp_columns) * part, lane);
     const uint32_t end = shared + stages * stage_bytes;
-    uint32_t loaded = shared, multiplied = shared;
-#pragma unroll 1
-    for (int step = -ahead; step < all; step++) {
-      if (step >= 0) {
-        wait_for_stages<ahead - 1>();
-        __syncthreads();
-      }
-      if (step + ahead < all) {
-        if (left_of_pair > depth && left.is_simple() && right.is_simple()) {
-          left.load(loaded);
-          right.load(loaded + tile_bytes);
+    uint32_t loaded = shared;
+    const auto load = [&](bool is_there) {
+      if (is_there) {
+        if (left_of_pair > depth && left.in_pieces && right.in_pieces) {
+          left.load_whole(loaded, left_of_pair);
+          right.load_whole(loaded + Left::Tile::bytes, left_of_pair);
           left_of_pair -= depth;
         } else {
           left.load(loaded, left_of_pair);
-          right.load(loaded + tile_bytes, left_of_pair);
+          right.load(loaded + Left::Tile::bytes, left_of_pair);
           left_of_pair -= depth;
           if (P::of_rows && left_of_pair <= 0 && next_pair > 0) {
             left = left_of(1);
@@ -178,10 +174,28 @@ struct Multiplier {
         loaded = loaded + stage_bytes == end ? shared : loaded + stage_bytes;
       }
       end_stage();
-      if (step >= 0) {
-        multiply_stage(sums, multiplied + left_at, multiplied + right_at);
-        multiplied = multiplied + stage_bytes == end ? shared : multiplied + stage_bytes;
-      }
+    };
+#pragma unroll 1
+    for (int stage = 0; stage < ahead; stage++) load(stage < all);
+
+    const uint32_t left_at = Left::Tile::template lane_at<false>(rows_from, lane);
+    const uint32_t right_at = Left::Tile::bytes + Right::Tile::template lane_at<true>((P::halves ? warp_side / 2 : warp_side) * part, lane);
+    uint32_t multiplied = shared;
+    Fragments now, next;
+    wait_for_stages<ahead - 1>();
+    __syncthreads();
+    read(now, multiplied + left_at, multiplied + right_at, 0);
+    // What is multiplied next is read before.
+#pragma unroll 1
+    for (int stage = 0; stage < all; stage++) {
+      read(next, multiplied + left_at, multiplied + right_at, 1);
+      load(stage + ahead < all);
+      multiply_all(sums, now);
+      wait_for_stages<ahead - 1>();
+      __syncthreads();
+      multiplied = multiplied + stage_bytes == end ? shared : multiplied + stage_bytes;
+      read(now, multiplied + left_at, multiplied + right_at, 0);
+      multiply_all(sums, next);
     }
   }
 };
@@ -193,13 +207,13 @@ struct Store {
   using Result = typename P::Result;
   using Pair = products::Pair<Result>;
   static constexpr int each = 16 / sizeof(Result), pairs = each / 2;  // of a lane's columns
-  static constexpr int of_warp = warp_columns * P::columns / tile, lanes_across = of_warp / each;
-  static constexpr int staged_rows = 32, pitch = warp_columns + 4;
+  static constexpr int of_warp = warp_side * P::columns / tile_columns, lanes_across = of_warp / each;
+  static constexpr int staged_rows = 32, pitch = warp_side + 8;
   static_assert(threads / 32 * staged_rows * pitch * 4 <= shared_bytes);
   const ProductParameters &p;
   const Place &t;
   float *const memory;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows_from = warp / 4 * warp_rows, part = warp % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows_from = warp / warps_across * warp_side, part = warp % warps_across;
   // a lane's first row and column, of a warp's and of all, and how many columns are there
   const int line = lane / lanes_across, own = lane % lanes_across * each;
   const int column = t.column + of_warp * part + own;
@@ -267,7 +281,7 @@ struct Store {
         if (p.row_sums) {
 #pragma unroll
           for (int distance = 1; distance < lanes_across; distance *= 2) of_row += __shfl_xor_sync(~0u, of_row, distance);
-          if (own == 0 && in_tile < t.rows) p.row_sums[static_cast<int64_t>(t.column / tile * 4 + part) * p.rows + row] = of_row;
+          if (own == 0 && in_tile < t.rows) p.row_sums[static_cast<int64_t>(t.column / warp_side + part) * p.rows + row] = of_row;
         }
       }
     });
@@ -304,12 +318,12 @@ struct Store {
     float *const staged = memory + warp * staged_rows * pitch;
     __syncthreads();
 #pragma unroll 1
-    for (int first = 0; first < warp_rows; first += staged_rows) {
+    for (int first = 0; first < warp_side; first += staged_rows) {
       __syncwarp();
 #pragma unroll
       for (int m = 0; m < 2; m++)
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int n = 0; n < 8; n++)
 #pragma unroll
           for (int i = 0; i < 4; i += 2) {
             const float one = first == 0 ? sums[m][n][i] : sums[m + 2][n][i], other = first == 0 ? sums[m][n][i + 1] : sums[m + 2][n][i + 1];
@@ -350,7 +364,7 @@ struct Store {
   // add_lines adds up the columns of the lanes whose rows differ.
   template <int kinds>
   __device__ __forceinline__ void add_lines(float (&added)[kinds][each]) const {
-    float *const to = p.column_sums + static_cast<int64_t>(2 * t.number + warp / 4) * (kinds * p.columns);
+    float *const to = p.column_sums + static_cast<int64_t>(2 * t.number + warp / warps_across) * (kinds * p.columns);
 #pragma unroll
     for (int i = 0; i < kinds; i++) {
       const int of_pair = kinds == 2 && p.gate_first ? 1 - i : i;

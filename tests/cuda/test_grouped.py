@@ -140,6 +140,17 @@ def test_adapters_are_pairs_of_one_kernel(kind: str, rank: int, transposed: bool
     assert_near([found[0].detach(), *grads], want, dtype)
 
 
+@pytest.mark.parametrize("kind", ["swiglu", "relu2", "gelu"])
+def test_each_gradient_alone_has_the_same_bits(kind: str) -> None:
+    index, tensors, grad = problem("many tiles", kind, torch.bfloat16)
+    operands = leaves(tensors)
+    out = epigrad.experts(operands[0], index, *operands[1:], kind)
+    grads = torch.autograd.grad(out, operands, grad, retain_graph=True)
+    for operand, whole in zip(operands, grads, strict=True):
+        (alone,) = torch.autograd.grad(out, operand, grad, retain_graph=True)
+        assert_same_bits(alone, whole)
+
+
 @pytest.mark.parametrize("gate", ["second", "first", "odd", "even"])
 @pytest.mark.parametrize("kind", ["swiglu", "geglu"])
 def test_every_place_of_the_gate(kind: str, gate: str) -> None:

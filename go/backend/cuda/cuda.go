@@ -31,7 +31,7 @@ type Backend struct {
 	// OneKernel has one kernel do a product and its epilogue wherever it can, where BLAS is faster
 	// too: to test it with small tensors.
 	OneKernel bool
-	// Program is "sm80" for the products of product_sm80.cuh on every GPU, Hopper's too.
+	// Program is "sm80" for the products of product_sm80.cuh wherever they can run, on Hopper too.
 	Program string
 }
 
@@ -118,9 +118,15 @@ func (c *Backend) builder(d *device, p backend.Problem) *builder {
 	_, _, dt := p.Describe()
 	forced := c.Program == sm80.name
 	b := &builder{device: d, dt: dt, options: options{
-		blasAlone: c.BLASAlone, boxes: d.boxes && !forced, mma: forced, tilesAlone: forced && c.OneKernel,
+		blasAlone: c.BLASAlone, boxes: d.boxes && !forced, forced: forced, tilesAlone: forced && c.OneKernel,
 		invariant: p.IsBatchInvariant(), allowsTF32: p.AllowsTF32(),
 	}}
+	switch {
+	case b.boxes:
+		b.layers = sm90
+	case d.mma || forced:
+		b.layers = sm80
+	}
 	if c.OneKernel {
 		b.way = fused
 	}

@@ -21,6 +21,7 @@ import (
 type device struct {
 	processors int  // streaming multiprocessors
 	boxes      bool // whether it can run product_sm90.cuh
+	mma        bool // whether no other tensor cores are faster than those of product_sm80.cuh
 	compiled   func(symbol string) bool
 	handle     *C.epg_device
 
@@ -56,7 +57,7 @@ func deviceOf(ordinal int) (*device, error) {
 		return nil, err
 	}
 	d := &device{
-		processors: int(handle.processors), boxes: canBox(handle), compiled: kernels.Has, handle: handle,
+		processors: int(handle.processors), boxes: canBox(handle), mma: handle.major == 8 || handle.major == 12, compiled: kernels.Has, handle: handle,
 		libraries: map[string]C.epg_library{}, functions: map[string]C.epg_function{},
 	}
 	devices.open[ordinal] = d

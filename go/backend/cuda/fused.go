@@ -27,15 +27,17 @@ type onePass struct {
 // onePassOf tells whether one kernel does a product with a bias and an activation, and how. It may
 // be a sum of two pairs.
 func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
-	program, ways := sm90, []way{narrow, wide, separated}
-	if b.mma {
-		program, ways = sm80, []way{narrow, separated}
-	}
-	if o, ok = b.possiblyOnePass(program, whole); !ok {
+	if b.layers == nil || b.invariant && b.layers == sm80 && !b.forced {
 		return o, false
 	}
-	b.ways = ways
-	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors)
+	if o, ok = b.possiblyOnePass(b.layers, whole); !ok {
+		return o, false
+	}
+	b.ways = []way{narrow, separated}
+	if b.layers == sm90 {
+		b.ways = []way{narrow, wide, separated}
+	}
+	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors) && (b.layers == sm90 || b.forced || o.isShort())
 }
 
 // possiblyOnePass tells whether one kernel can do that, however fast it is.
@@ -89,11 +91,22 @@ func (o *onePass) worthwhile(processors int) bool {
 	if o.depth < shortDepth {
 		least = 0.5
 	}
-	depth := o.depth
-	if o.more != nil {
-		depth += o.more.depth
+	return o.fullDepth() < deep*o.columns && max(o.used(processors, narrowTile), o.used(processors, wideTile)) >= least
+}
+
+func (o *onePass) fullDepth() int64 {
+	if o.more == nil {
+		return o.depth
 	}
-	return depth < deep*o.columns && max(o.used(processors, narrowTile), o.used(processors, wideTile)) >= least
+	return o.depth + o.more.depth
+}
+
+// isShort reports whether product_sm80.cuh is faster than BLAS and a pass. This is arithmetic: a
+// pass over 16-bit results takes as long as BLAS's products of about 300 terms, by the data sheets
+// of A100 and RTX 4090, and the program is given .8 of BLAS's speed.
+func (o *onePass) isShort() bool {
+	const most = 1024
+	return o.fullDepth() <= most
 }
 
 // either adds what runs whose addresses boxes can start at do, nil for nothing, and what others do.

@@ -166,9 +166,7 @@ func narrowed(v *tensor.View, dimension int, first, width int64) *tensor.View {
 }
 
 // groupedHiddenBackward adds the backward of a hidden activation of each group: one kernel, or its
-// parts. Where there is Hopper's kernel, only runs of unaligned addresses take the parts: the
-// gradient to the hidden activation then lies in GradPreactivation, if that is there, and takes no
-// memory of its own.
+// parts.
 func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 	if p.Places != nil {
 		part := *p
@@ -185,26 +183,8 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 		whole.Preactivation = b.copied(p.Preactivation)
 		p = &whole
 	}
-	isWanted := p.GradPreactivation != nil || p.GradBias != nil || p.Sums != nil
-	launchOf := func(t *tileProgram) func() {
-		if !isWanted {
-			return nil
-		}
-		return b.groupedHiddenBackwardBy(t, p)
-	}
-	b.byTiles(launchOf, func() {
-		if launchOf(sm90) == nil {
-			b.parts(p, b.region)
-			return
-		}
-		lent := p.GradPreactivation
-		if lent != nil && p.Halves != nil {
-			lent, _ = p.Halves(lent)
-		}
-		b.seldom = true
-		defer func() { b.seldom = false }()
-		b.parts(p, b.lending(lent))
-	})
+	launchOf := func(t *tileProgram) func() { return b.groupedHiddenBackwardBy(t, p) }
+	b.byTiles(launchOf, func() { b.parts(p, b.region) })
 }
 
 // groupedEpilogue adds a product of each group with its bias and its activation.

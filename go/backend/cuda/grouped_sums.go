@@ -12,10 +12,6 @@ import (
 // change it.
 var mostUnrounded int64 = 64 << 20
 
-// mostPieces is how many parts slopes are summed in where that happens seldom: the workspace has
-// room for a part in all other runs too.
-const mostPieces = 64
-
 // groupSums are sums of each group's rows, which may be added to.
 type groupSums struct {
 	ends, scales *tensor.View
@@ -102,9 +98,6 @@ func (b *builder) sumSlopes(r *reduction) {
 	var all [2]*groupSums
 	var unrounded [2]*tensor.View
 	chunks := max(mostUnrounded/wide.Size()/max(columns, 1)/sumRows, 1)
-	if b.seldom {
-		chunks = min(chunks, ceilDiv(rows, mostPieces*sumRows))
-	}
 	piece := chunks * sumRows
 	for i, sums := range r.sums {
 		if sums != nil {

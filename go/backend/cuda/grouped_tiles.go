@@ -187,7 +187,7 @@ func (b *builder) groupedHiddenBackwardBy(t *tileProgram, p *backend.GroupedHidd
 			l.outputs = [3]rowMatrix{rowsOf(gradValue), rowsOf(gradGate), rowsOf(p.Out)}
 		}
 		if p.Sums != nil {
-			l.rowSums = b.region(dtype.Float32, 4*ceilDiv(l.columns, tileColumns), l.rows)
+			l.rowSums = b.region(dtype.Float32, t.partsOfRows*ceilDiv(l.columns, tileColumns), l.rows)
 		}
 		if p.GradBias != nil {
 			l.columnSums = b.region(dtype.Float32, (l.rows/t.rows+l.groups())*t.partsOfColumns, p.GradBias.Shape[1])
@@ -223,6 +223,9 @@ func (b *builder) groupedWeightGradient(t *tileProgram, left, right, out, ends *
 	l.tokens = b.indexOf(right)
 	if l.tokens == nil {
 		l.tokens, l.tokensOfLeft = b.indexOf(left), true
+	}
+	if t == sm80 && l.tokens != nil {
+		function += "_tokens"
 	}
 	l.left, l.pairs[0].rows = rowsOf(left), rowsOf(right)
 	l.columns, l.rightColumns = left.Shape[1], right.Shape[1]

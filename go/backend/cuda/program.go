@@ -101,12 +101,13 @@ const (
 
 // options are what a program follows from beside its problem's shapes.
 type options struct {
-	blasAlone  bool // no product by kernels of our own
-	boxes      bool // whether Hopper's tile program may run
-	mma        bool // whether the other one may
-	tilesAlone bool // whether that one does small products too
-	invariant  bool // whether bits of a row may not depend on other rows (invariant.go)
-	allowsTF32 bool // for float32 products
+	blasAlone  bool         // no product by kernels of our own
+	boxes      bool         // whether Hopper's tile program may run
+	layers     *tileProgram // which one layers without groups have, nil for none
+	forced     bool         // whether that is the one for all GPUs, wherever it can run
+	tilesAlone bool         // whether it does small products too
+	invariant  bool         // whether bits of a row may not depend on other rows (invariant.go)
+	allowsTF32 bool         // for float32 products
 }
 
 // builder collects a problem's operations and its workspace.
@@ -117,7 +118,6 @@ type builder struct {
 	tf32    bool // whether a product is computed in TF32
 	way     way
 	ways    []way     // that the problem can go
-	seldom  bool      // whether few runs take what is added
 	tokens  tokenRows // what the problem has of them
 	program []operation
 	scratch int64 // bytes

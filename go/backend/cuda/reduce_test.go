@@ -487,10 +487,10 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 	}
 	for _, dt := range []string{"bf16", "f16", "f32"} {
 		names = append(names, "gated_linear_sm80_swish_"+dt+"_nn_interleaved", "gated_hidden_backward_sm80_swish_"+dt+"_nt_interleaved",
-			"weight_gradient_sm80_"+dt+"_f32")
+			"weight_gradient_sm80_"+dt+"_f32", "weight_gradient_sm80_"+dt+"_f32_tokens")
 	}
 	for _, dt := range []string{"bf16", "f16"} {
-		names = append(names, "weight_gradient_sm80_"+dt+"_"+dt)
+		names = append(names, "weight_gradient_sm80_"+dt+"_"+dt, "weight_gradient_sm80_"+dt+"_"+dt+"_tokens")
 		for _, name := range []string{
 			"grouped_linear_sm90_none_%s_nt", "grouped_linear_sm90_none_%s_nn", "grouped_linear_sm90_relu2_%s_nt", "grouped_linear_sm90_relu2_%s_nn",
 			"grouped_gated_linear_sm90_swish_%s_nt_halves", "grouped_gated_linear_sm90_gelu_tanh_%s_nt_halves",

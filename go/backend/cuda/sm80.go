@@ -9,7 +9,7 @@ import (
 
 // Constants of kernels/cuda/product_sm80.cuh.
 const (
-	sm80Threads = 256
+	sm80Threads = 128
 	sm80Shared  = 3 * 2 * 8192 // bytes
 	sm80Tile    = 128          // rows of a tile
 )

@@ -17,6 +17,7 @@ type tileProgram struct {
 	groups            int64  // the most that it takes
 	rows              int64  // of a tile of groups
 	partsOfColumns    int64  // sums along columns that a tile has
+	partsOfRows       int64  // and along its rows
 	// what it takes: a matrix of rows, one of rows that belong to groups, and weights
 	takesMatrix func(m *matrix) bool
 	takesRows   func(v *tensor.View) bool
@@ -27,11 +28,11 @@ type tileProgram struct {
 // The programs, the faster one first.
 var (
 	sm90 = &tileProgram{
-		name: "sm90", groupPrefix: "grouped_", groups: mostGroups, rows: groupedTileRows, partsOfColumns: 1,
+		name: "sm90", groupPrefix: "grouped_", groups: mostGroups, rows: groupedTileRows, partsOfColumns: 1, partsOfRows: 4,
 		takesMatrix: (*matrix).boxable, takesRows: isBoxable, takesWeight: (*weight).isBoxable, add: (*productLaunch).addSM90,
 	}
 	sm80 = &tileProgram{
-		name: "sm80", groups: math.MaxInt32, rows: sm80Tile, partsOfColumns: 2,
+		name: "sm80", groups: math.MaxInt32, rows: sm80Tile, partsOfColumns: 2, partsOfRows: 2,
 		takesMatrix: (*matrix).isNear, takesRows: isNear, takesWeight: (*weight).isNear, add: (*productLaunch).addSM80,
 	}
 )
@@ -44,7 +45,7 @@ func (b *builder) runs(t *tileProgram) bool {
 	case t == sm90:
 		return b.boxes && b.dt.IsHalf()
 	default:
-		return b.mma && (b.dt.IsHalf() || b.dt == dtype.Float32 && b.allowsTF32)
+		return b.dt.IsHalf() || b.dt == dtype.Float32 && b.allowsTF32
 	}
 }
 

@@ -47,8 +47,8 @@ def register_experts() -> None:
     `epigrad.experts` then computes the experts of models that are set to it: by
     ``model.set_experts_implementation("epigrad")``, or by ``experts_implementation="epigrad"`` of
     ``from_pretrained`` and ``from_config``. Registering again changes nothing. A call whose gate or
-    activation epigrad does not recognise raises `UnsupportedError`, and says what to do. On GPUs
-    other than Hopper, and in float32 or float64, its kernels for experts are slow.
+    activation epigrad does not recognise raises `UnsupportedError`, and says what to do. On a GPU
+    experts in float32 or float64 are slow.
 
     Raises:
         UnsupportedError: (a ``NotImplementedError``) there is no transformers 5.0 or newer.
@@ -416,25 +416,11 @@ def _held(module: Any) -> str:
     return reason and f'{reason}, where epigrad is slow: set_experts_implementation("{NAME}") takes it anyway'
 
 
-MOST_EXPERTS = 512
-"""Limits of the kernels for Hopper, the same as in go/backend/cuda/grouped_tiles.go."""
-
-
 def _without_fast_kernels(weight: Tensor) -> str:
-    """Why experts on a GPU have plain kernels (docs/design/cuda.md); empty if they have not."""
+    """Why experts on a GPU may be slower than PyTorch's (docs/gpu.md); empty if they are not."""
     if weight.device.type != "cuda":
         return ""
-    major, minor = torch.cuda.get_device_capability(weight.device)
-    count, *sizes = weight.shape
-    if (major, minor) != (9, 0):
-        return f"a GPU of compute capability {major}.{minor}"
-    if not is_half(weight.dtype):
-        return f"parameters of {weight.dtype} on a GPU"
-    if count > MOST_EXPERTS:
-        return f"{count} experts on a GPU"
-    if any(size % 8 for size in sizes):
-        return f"sizes {sizes[0]} and {sizes[1]}, which are no multiples of 8, on a GPU"
-    return ""
+    return "" if is_half(weight.dtype) else f"parameters of {weight.dtype} on a GPU"
 
 
 after_import(_ROOM, _at_import)

@@ -82,16 +82,16 @@ void resume(Fiber &fiber) {
   setcontext(&fiber.context);
 }
 
-void run_block() {
+void run_block(unsigned threads) {
   for (Fiber &fiber : fibers) fiber.done = false;
   for (;;) {
-    for (current = 0; current < fibers.size(); current++) {
+    for (current = 0; current < threads; current++) {
       threadIdx = {current, 0, 0};
       resume(fibers[current]);
     }
-    size_t done = 0;
-    for (const Fiber &fiber : fibers) done += fiber.done;
-    if (done == fibers.size()) return;
+    unsigned done = 0;
+    for (unsigned i = 0; i < threads; i++) done += fibers[i].done;
+    if (done == threads) return;
     if (done != 0) fail(std::string(kernel->name) + ": some threads of a block synchronize and some have returned");
   }
 }
@@ -110,9 +110,10 @@ bool synchronizes(const std::string &name) {
          name.find("grouped_") == 0 || name.find("_sm80_") != std::string::npos;
 }
 
-// threads_of are how many threads a kernel's blocks have: all are of block_threads but those of the
-// elementwise kernels' vector form.
+// threads_of are how many threads a kernel's blocks have: all are of block_threads but those of
+// product_sm80.cuh and of the elementwise kernels' vector form.
 [[maybe_unused]] unsigned threads_of(const std::string &name) {
+  if (name.find("_sm80_") != std::string::npos) return epigrad::sm80::threads;
   return synchronizes(name) || name.find("_strided") != std::string::npos ? epigrad::block_threads : epigrad::vector_threads;
 }
 
@@ -127,7 +128,7 @@ bool synchronizes(const std::string &name) {
   gridDim = {grid, 1, 1};
   for (blockIdx = {0, 0, 0}; blockIdx.x < grid; blockIdx.x++) {
     if (fibered) {
-      run_block();
+      run_block(block);
     } else {
       for (threadIdx = {0, 0, 0}; threadIdx.x < block; threadIdx.x++) kernel->call(kernel->kernel, parameters);
     }

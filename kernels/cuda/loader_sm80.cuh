@@ -27,9 +27,9 @@ struct Weight {
 constexpr int most_pairs = 2;
 struct ProductParameters {
   Rows x[most_pairs];  // depth kind: a and b
-  // of halves the value's and the gate's; depth kind: [0][0] is the result
+  // of halves the value's and the gate's, of one stride; depth kind: [0][0] is the result
   Weight weights[most_pairs][2];
-  // as in tiles_sm90.cuh; null for one that is not there or not wanted
+  // in the order of the epilogue's (epilogues.cuh); null for one that is not there or not wanted
   Rows inputs[2], outputs[3];
   const int32_t *ends;  // [groups], not falling; null: a dense layer
   // [rows], where each row of x[0] is, or of the depth kind of one operand; null: in its place
@@ -66,7 +66,7 @@ struct Loader {
   static constexpr int each = Tile::each, turns = Tile::bytes / 16 / threads, turn_bytes = Tile::bytes / turns, turn_lines = Tile::lines / turns;
   static constexpr int size = sizeof(Storage);
   const Storage *from[turns];
-  int count[turns];  // places of a piece that are there; near: all of a line that is
+  int count[turns];  // elements of each piece that exist: near, `each` or 0
   int64_t step;      // elements from one stage to the next one
   // Of one that lies across, by lines: the line of each place along the depth, or null, and those
   // of the next stage, which are read one stage ahead.
@@ -78,8 +78,8 @@ struct Loader {
   static __device__ __forceinline__ int line_of(int turn) { return threadIdx.x / Tile::pieces + turn * turn_lines; }
   static __device__ __forceinline__ int piece() { return threadIdx.x % Tile::pieces; }
 
-  // there and along: how many places there are of a matrix, across the sum and along it; rows:
-  // where the first ones are, if they lie near, or else the others.
+  // there and along: how many places a matrix has across the sum and along it; rows: the line of
+  // each place across, if it lies near, else of each place along.
   __device__ __forceinline__ Loader(const Storage *first, const Storage *second, int64_t stride, int there, int along, const int32_t *rows)
       : step(across ? Tile::depth * stride : Tile::depth),
         lines(by_lines ? rows : nullptr),

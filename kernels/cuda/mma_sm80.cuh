@@ -86,9 +86,9 @@ struct TileOf {
     return (line * pieces + exchanged) * 16;
   }
 
-  // lane_at is where a lane reads 16 places from `first` on, and read gives those that lie `behind`
-  // them, along the 32 bytes of depth with number `step`, as the instruction takes them: of
-  // the right operand twice 8 places, with two words each.
+  // lane_at is where a lane reads 16 places, from `first` on. read gives those that lie `behind`
+  // them, along the 32 bytes of depth with number `step`. The instruction takes 16 places of the
+  // left operand, and of the right one twice 8, with two words each.
   template <bool is_right>
   static __device__ __forceinline__ uint32_t lane_at(int first, int lane) {
     const int one = lane / 8 % 2, other = lane / 16, place = is_right ? other : one, along = is_right ? one : other;

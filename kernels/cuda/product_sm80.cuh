@@ -76,7 +76,7 @@ __device__ __forceinline__ Place place_of(const ProductParameters &p) {
     const int tiles_down = (p.columns + tile_rows - 1) / tile_rows, per = tiles_down * tiles_across, rest = blockIdx.x % per;
     t.group = blockIdx.x / per;
     t.row = rest % tiles_down * tile_rows;
-    t.column = rest / tiles_down * tile_rows;
+    t.column = rest / tiles_down * tile_columns;
     t.rows = min(tile_rows, p.columns - t.row);
     t.begin = grouped::begin_of(p.ends, t.group);
     t.end = grouped::begin_of(p.ends, t.group + 1);
@@ -185,7 +185,7 @@ struct Multiplier {
     wait_for_stages<ahead - 1>();
     __syncthreads();
     read(now, multiplied + left_at, multiplied + right_at, 0);
-    // What is multiplied next is read before.
+    // Fragments are double-buffered: the next ones are read before these are multiplied.
 #pragma unroll 1
     for (int stage = 0; stage < all; stage++) {
       read(next, multiplied + left_at, multiplied + right_at, 1);

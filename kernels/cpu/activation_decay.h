@@ -36,6 +36,13 @@ INLINE Real A(swish_gradient)(Real g, Real x, A(swish_t) p) {
   const Real y = g * A(scaled_where)(negative, slope, p.decay);
   return V(or_wide)(p.beyond, wide_swish_gradient_of(g, x, p.n), y);
 }
+// beta s'(v) (2 - v tanh(v/2)).
+INLINE Real A(swish_curvature)(Real h, Real x, A(swish_t) p) {
+  const Real one_plus = C(1) + p.decay.e, bend = V(fma)(-V(abs)(p.v), A(fall)(p.decay) / one_plus, C(2));
+  const Real m = p.decay.m * V(select)(V(at_most)(p.decay.m, C(0)), x, bend) / (one_plus * one_plus);
+  const Real y = h * A(scaled)(C(p.n.at[0]) * m, p.decay);
+  return V(or_wide)(p.beyond, wide_swish_curvature_of(h, x, p.n), y);
+}
 
 // elu is scale x where x > 0, else c (e^q - 1), q = x/a. Its gradient is g scale where x > 0 or x
 // is NaN, else g (c/a) e^q. A negative a makes e^q grow on the left: it is 1/e^-|q|.
@@ -66,6 +73,13 @@ INLINE Real A(elu_gradient)(Real g, Real x, A(elu_t) p) {
   if (p.n.at[2] < 0) slope = A(unscaled)(ratio / p.decay.m, p.decay);
   const Real y = g * V(select)(V(at_most)(x, C(0)), slope, C(p.n.at[0]));
   return V(or_wide)(p.beyond, wide_elu_gradient_of(g, x, p.n), y);
+}
+INLINE Real A(elu_curvature)(Real h, Real x, A(elu_t) p) {
+  const Real ratio = C(p.n.at[1] / p.n.at[2] / p.n.at[2]);
+  Real bend = A(scaled)(ratio * p.decay.m, p.decay);
+  if (p.n.at[2] < 0) bend = A(unscaled)(ratio / p.decay.m, p.decay);
+  const Real y = V(select)(V(at_most)(x, C(0)), h * bend, C(0));
+  return V(or_wide)(p.beyond, wide_elu_curvature_of(h, x, p.n), y);
 }
 
 // softplus is x where v > threshold, v = beta x, else log(1+e^v)/beta. With e = e^-|v| it is
@@ -98,13 +112,22 @@ INLINE Real A(softplus_gradient)(Real g, Real x, A(softplus_t) p) {
   const Real y = V(select)(V(less)(C(p.n.at[1]), p.v), g, g * slope);
   return V(or_wide)(p.beyond, wide_softplus_gradient_of(g, x, p.n), y);
 }
+INLINE Real A(softplus_curvature)(Real h, Real x, A(softplus_t) p) {
+  const Real one_plus = C(1) + p.decay.e, bend = A(scaled)(C(p.n.at[0]) * p.decay.m / (one_plus * one_plus), p.decay);
+  const V(m) straight = V(less)(C(p.n.at[1]), p.v), beyond = V(either)(p.beyond, V(less)(C(float_last), p.v));
+  const Real y = V(select)(straight, C(0), h * bend);
+  return V(or_wide)(beyond, wide_softplus_curvature_of(h, x, p.n), y);
+}
 
 // mish is x tanh(log(1+e^x)). With e = e^-|x| it is
 //
 //   x w/(w+2),  w = e (2+e)           where x < 0
 //   x n/d,  n = 1+2e,  d = n+2e^2     elsewhere
 //
-// and its slopes are (e (2+e) (w+2) + 4 x e (1+e)) / (w+2)^2 and (n d + 4 x e^2 (1+e)) / d^2.
+// and its slopes are (e (2+e) (w+2) + 4 x e (1+e)) / (w+2)^2 and (n d + 4 x e^2 (1+e)) / d^2. With
+// t = tanh(log(1+e^x)), its curvatures are
+//
+//   8e ((1+e) + x (1/2 - e t)) / (w+2)^2  and  8e^2 ((1+e) + x (e/2 - t)) / d^2
 typedef struct {
   Decay decay;  // e^-|x|
   V(m) beyond;
@@ -130,6 +153,15 @@ INLINE Real A(mish_gradient)(Real g, Real x, A(mish_t) p) {
   const Real slope = C(4) * V(select)(negative, left, right) / V(select)(negative, V(fma)(w, w + C(4), C(4)), d * d);
   const Real y = g * A(scaled_where)(negative, slope, p.decay);
   return V(or_wide)(p.beyond, wide_mish_gradient_of(g, x, (numbers){{0}}), y);
+}
+INLINE Real A(mish_curvature)(Real h, Real x, A(mish_t) p) {
+  const V(m) negative = V(less)(x, C(0));
+  const Real e = p.decay.e, w = e * (C(2) + e), n = V(fma)(C(2), e, C(1)), d = V(fma)(e * e, C(2), n);
+  const Real denominator = V(select)(negative, w + C(2), d), t = V(select)(negative, w, n) / denominator;
+  const Real bend = V(select)(negative, V(fma)(-e, t, C(0.5f)), V(fma)(C(0.5f), e, -t));
+  const Real once = A(scaled)(C(8) * p.decay.m * V(fma)(x, bend, C(1) + e) / (denominator * denominator), p.decay);
+  const Real y = h * V(select)(negative, once, A(scaled)(p.decay.m * once, p.decay));
+  return V(or_wide)(p.beyond, wide_mish_curvature_of(h, x, (numbers){{0}}), y);
 }
 
 // softcap is cap tanh(q), q = x/cap. With e = e^-2|q| its size is cap (1-e)/(1+e), and its slope
@@ -160,10 +192,20 @@ INLINE Real A(softcap_gradient)(Real g, Real x, A(softcap_t) p) {
   const Real y = g * A(softcap_slope)(p);
   return V(or_wide)(p.beyond, wide_softcap_gradient_of(g, x, p.n), y);
 }
+INLINE Real A(softcap_bend)(Real x, A(softcap_t) p) {
+  const Real one_plus = C(1) + p.decay.e, cube = one_plus * one_plus * one_plus;
+  return -V(with_sign)(A(scaled)(C(8 / p.n.at[0]) * p.decay.m * A(fall)(p.decay) / cube, p.decay), x);
+}
+INLINE Real A(softcap_curvature)(Real h, Real x, A(softcap_t) p) {
+  const Real y = h * A(softcap_bend)(x, p);
+  return V(or_wide)(p.beyond, wide_softcap_curvature_of(h, x, p.n), y);
+}
 
 // situ's gate is y s(x), y = cap tanh(x/cap). Its slope is
 //
 //   s(x) (y' + y s(-x))
+//
+// and its curvature s(x) (y'' + s(-x) (2y' - y tanh(x/2))).
 typedef struct {
   A(softcap_t) cap;
   Decay decay;  // e^-|x|
@@ -183,6 +225,14 @@ INLINE Real A(situ_gate_gradient)(Real g, Real x, A(situ_gate_t) p) {
   const Real sum = V(fma)(A(softcap_of)(x, p.cap), other, A(softcap_slope)(p.cap));
   const Real y = g * A(scaled_where)(negative, V(select)(negative, p.decay.m, C(1)) * (r * sum), p.decay);
   return V(or_wide)(p.beyond, wide_situ_gate_gradient_of(g, x, p.cap.n), y);
+}
+INLINE Real A(situ_gate_curvature)(Real h, Real x, A(situ_gate_t) p) {
+  const V(m) negative = V(less)(x, C(0));
+  const Real r = C(1) / (C(1) + p.decay.e), other = V(select)(negative, r, p.decay.e * r);
+  const Real falling = V(fma)(-V(abs)(A(softcap_of)(x, p.cap)), A(fall)(p.decay) * r, C(2) * A(softcap_slope)(p.cap));
+  const Real sum = V(fma)(falling, other, A(softcap_bend)(x, p.cap));
+  const Real y = h * A(scaled_where)(negative, V(select)(negative, p.decay.m, C(1)) * (r * sum), p.decay);
+  return V(or_wide)(p.beyond, wide_situ_gate_curvature_of(h, x, p.cap.n), y);
 }
 
 #undef ARITHMETIC

@@ -7,14 +7,17 @@
 
 // Wide's functions of floats, for lanes that are beyond the float formulas. They are calls, since
 // such lanes are few.
-#define WIDE_OF(act)                                                                                                                                         \
-  TARGET static __attribute__((noinline, cold)) f_v wide_##act##_value_of(f_v x, numbers n) {                                                                \
-    const d_v low = d_low(x), high = d_high(x);                                                                                                              \
-    return f_rounded(wide_##act##_value(low, wide_##act##_parts(low, n)), wide_##act##_value(high, wide_##act##_parts(high, n)));                            \
-  }                                                                                                                                                          \
-  TARGET static __attribute__((noinline, cold)) f_v wide_##act##_gradient_of(f_v g, f_v x, numbers n) {                                                      \
-    const d_v low = d_low(x), high = d_high(x);                                                                                                              \
-    return f_rounded(wide_##act##_gradient(d_low(g), low, wide_##act##_parts(low, n)), wide_##act##_gradient(d_high(g), high, wide_##act##_parts(high, n))); \
+#define WIDE_OF(act)                                                                                                              \
+  TARGET static __attribute__((noinline, cold)) f_v wide_##act##_value_of(f_v x, numbers n) {                                     \
+    const d_v low = d_low(x), high = d_high(x);                                                                                   \
+    return f_rounded(wide_##act##_value(low, wide_##act##_parts(low, n)), wide_##act##_value(high, wide_##act##_parts(high, n))); \
+  }                                                                                                                               \
+  WIDE_TIMES(act, gradient)                                                                                                       \
+  WIDE_TIMES(act, curvature)
+#define WIDE_TIMES(act, of)                                                                                                                          \
+  TARGET static __attribute__((noinline, cold)) f_v wide_##act##_##of##_of(f_v g, f_v x, numbers n) {                                                \
+    const d_v low = d_low(x), high = d_high(x);                                                                                                      \
+    return f_rounded(wide_##act##_##of(d_low(g), low, wide_##act##_parts(low, n)), wide_##act##_##of(d_high(g), high, wide_##act##_parts(high, n))); \
   }
 FOR_EACH_DECAY_FUNCTION(WIDE_OF)
 
@@ -26,8 +29,11 @@ FOR_EACH_DECAY_FUNCTION(WIDE_OF)
     return (single_##act##_t){wide_##act##_parts(d_low(x), n), wide_##act##_parts(d_high(x), n)};                                                              \
   }                                                                                                                                                            \
   INLINE f_v single_##act##_value(f_v x, single_##act##_t p) { return f_rounded(wide_##act##_value(d_low(x), p.low), wide_##act##_value(d_high(x), p.high)); } \
-  INLINE f_v single_##act##_gradient(f_v g, f_v x, single_##act##_t p) {                                                                                       \
-    return f_rounded(wide_##act##_gradient(d_low(g), d_low(x), p.low), wide_##act##_gradient(d_high(g), d_high(x), p.high));                                   \
+  SINGLE_TIMES(act, gradient)                                                                                                                                  \
+  SINGLE_TIMES(act, curvature)
+#define SINGLE_TIMES(act, of)                                                                                        \
+  INLINE f_v single_##act##_##of(f_v g, f_v x, single_##act##_t p) {                                                 \
+    return f_rounded(wide_##act##_##of(d_low(g), d_low(x), p.low), wide_##act##_##of(d_high(g), d_high(x), p.high)); \
   }
 FOR_EACH_IN_WIDE(SINGLE_OF)
 
@@ -53,6 +59,10 @@ INLINE f_v single_swish_gradient(f_v g, f_v x, single_swish_t p) {
   const f_v y = single_product_slope(g, p.logistic.v, p.v_low, 1, p.logistic);
   return f_or_wide(p.logistic.beyond, wide_swish_gradient_of(g, x, p.n), y);
 }
+INLINE f_v single_swish_curvature(f_v h, f_v x, single_swish_t p) {
+  const f_v y = single_logistic_slope(h, f_set(p.n.at[0]) * single_product_bend(p.logistic.v, p.logistic), p.logistic);
+  return f_or_wide(p.logistic.beyond, wide_swish_curvature_of(h, x, p.n), y);
+}
 
 // tanh(q) is sigma(2q) - sigma(-2q), and its slope 4 sigma'(2q).
 typedef struct {
@@ -75,6 +85,10 @@ INLINE f_v single_softcap_value(f_v x, single_softcap_t p) {
   return f_or_wide(p.logistic.beyond, wide_softcap_value_of(x, p.n), y);
 }
 INLINE f_v single_softcap_gradient(f_v g, f_v x, single_softcap_t p) {
-  const f_v y = single_logistic_slope(g, 4, p.logistic);
+  const f_v y = single_logistic_slope(g, f_set(4), p.logistic);
   return f_or_wide(p.logistic.beyond, wide_softcap_gradient_of(g, x, p.n), y);
+}
+INLINE f_v single_softcap_curvature(f_v h, f_v x, single_softcap_t p) {
+  const f_v bend = f_set(-8 / p.n.at[0]) * f_with_sign(single_logistic_difference(p.logistic), x);
+  return f_or_wide(p.logistic.beyond, wide_softcap_curvature_of(h, x, p.n), single_logistic_slope(h, bend, p.logistic));
 }

@@ -96,9 +96,10 @@ INLINE half_logistic_pair_t half_logistic_pair(f_logistic_t p) {
 }
 // tanh(v/2) = sigma(v) - sigma(-v), without cancellation: where v is small, power is 1.
 INLINE f_v half_logistic_difference(f_logistic_t p) { return f_fma(-p.power, p.rest, f_set(1) - p.power) / f_fma(p.power, p.rest, f_set(1) + p.power); }
-INLINE f_v half_logistic_slope(f_v g, float factor, f_logistic_t p) {
+// g factor sigma'(v).
+INLINE f_v half_logistic_slope(f_v g, f_v factor, f_logistic_t p) {
   const half_logistic_pair_t s = half_logistic_pair(p);
-  return g * (f_set(factor) * s.value * s.other);
+  return g * (factor * s.value * s.other);
 }
 // g sigma(v) (1 + x v' sigma(-v)).
 INLINE f_v half_product_slope(f_v g, f_v x_v_slope, f_logistic_t p) {
@@ -109,6 +110,14 @@ INLINE f_v half_logistic_product_slope(f_v g, f_v x, f_logistic_t p) { return ha
 INLINE f_v half_cubic_product_slope(f_v g, f_v x, f_logistic_t p) {
   x = f_min(f_set(cubic_last), x);
   return half_product_slope(g, x * f_fma(f_set(single_gelu_tanh_3c3), x * x, f_set(single_gelu_tanh_c1)), p);
+}
+// What sigma'(v) has as a factor in the second derivatives of x sigma(v): of v = x, and of
+// gelu_tanh's v. x^2 is in the term that falls.
+INLINE f_v half_product_bend(f_v x, f_logistic_t p) { return f_fma(-f_abs(x), f_abs(half_logistic_difference(p)), f_set(2)); }
+INLINE f_v half_cubic_bend(f_v x, f_logistic_t p) {
+  const f_v square = x * x, v_slope = f_fma(f_set(single_gelu_tanh_3c3), square, f_set(single_gelu_tanh_c1));
+  const f_v rising = f_fma(f_set(4 * single_gelu_tanh_3c3), square, f_set(2 * single_gelu_tanh_c1));
+  return f_fma(-f_abs(x) * v_slope * v_slope, f_abs(half_logistic_difference(p)), rising);
 }
 
 INLINE f_normal_t half_normal(f_v x) {
@@ -126,6 +135,8 @@ INLINE f_v half_normal_product_slope(f_v g, f_v x, f_normal_t p) {
   const f_v difference = f_fma(-p.t, f_set(single_inv_sqrt_2pi), p.tail), left = f_fma(p.rest, difference, difference);
   return g * f_select(f_less(x, f_set(0)), p.power * left, f_fma(-p.power, left, f_set(1)));
 }
+// h phi(x) (2 - x^2).
+INLINE f_v half_normal_bend(f_v h, f_v x, f_normal_t p) { return h * (f_fma(p.power, p.rest, p.power) * f_set(single_inv_sqrt_2pi) * f_fma(-x, x, f_set(2))); }
 
 // Single: exponents are formed in two parts, since rounding an exponent v costs v units in the last
 // place. ln2_high and gelu_tanh_c1_high have so few bits that products with an exponent, and
@@ -164,9 +175,9 @@ INLINE f_v single_logistic_difference(f_logistic_t p) {
   const f_v r = one / sum, quotient = difference * r;
   return f_fma(f_fma(-quotient, sum_low, f_fma(-quotient, sum, difference) + difference_low), r, quotient);
 }
-INLINE f_v single_logistic_slope(f_v g, float factor, f_logistic_t p) {
+INLINE f_v single_logistic_slope(f_v g, f_v factor, f_logistic_t p) {
   const single_logistic_pair_t s = single_logistic_pair(p);
-  return g * (f_set(factor) * f_fma(s.other, s.value, s.other * s.value_low));
+  return g * (factor * f_fma(s.other, s.value, s.other * s.value_low));
 }
 // g sigma(v) (1 + z sigma(-v)), where z = x v' has the sign of v. On the left the sum is
 // 1 + z - z sigma(v), since sigma(-v) is near 1 there and sigma(v) has more digits. With `carried`,
@@ -192,6 +203,8 @@ INLINE f_v single_cubic_product_slope(f_v g, f_v x, f_logistic_t p) {
   const f_v z = x * v_slope;
   return single_product_slope(g, z, f_fma(x, v_slope_low, f_fma(x, v_slope, -z)), 1, p);
 }
+INLINE f_v single_product_bend(f_v x, f_logistic_t p) { return f_fma(-f_abs(x), f_abs(single_logistic_difference(p)), f_set(2)); }
+INLINE f_v single_cubic_bend(f_v x, f_logistic_t p) { return half_cubic_bend(x, p); }
 
 // The polynomial of the tail amplifies an error of its variable y = 1 - 2c/(t+c): t + c and its
 // reciprocal are carried in two parts. t + c - c is exact.
@@ -220,6 +233,7 @@ INLINE f_v single_normal_product_slope(f_v g, f_v x, f_normal_t p) {
   const f_v left = difference + f_fma(p.rest, difference, f_fma(p.rest, low, low));
   return g * f_select(f_less(x, f_set(0)), p.power * left, f_fma(-p.power, left, f_set(1)));
 }
+INLINE f_v single_normal_bend(f_v h, f_v x, f_normal_t p) { return half_normal_bend(h, x, p); }
 
 // Exact: a decay is e^-v for v >= 0. Its members are
 //
@@ -283,16 +297,14 @@ INLINE d_v d_logistic_value(d_v factor, d_logistic_t p) {
   const d_v value = d_select(negative, factor * p.decay.m, factor) / (d_set(1) + p.decay.e);
   return d_select(negative, d_scale(value, p.decay.k), value);
 }
-// tanh(v/2) for v >= 0 is 1 - 2 sigma(-v), and a polynomial near 0, where that cancels.
+// tanh(|v|/2) is 1 - 2 sigma(-|v|), and a polynomial near 0, where that cancels.
 INLINE d_v exact_logistic_difference(d_logistic_t p) {
-  const d_v t = p.v * d_set(0.5), square = t * t;
+  const d_v t = d_abs(p.v) * d_set(0.5), square = t * t;
   const d_v near = d_fma(t, square * exact_tanh_rest(square), t);
   const d_v far = d_set(1) - d_set(2) * p.decay.e / (d_set(1) + p.decay.e);
   return d_select(d_less(t, d_set(exact_tanh_near)), near, far);
 }
-INLINE d_v exact_logistic_slope(d_v g, double factor, d_logistic_t p) {
-  return g * d_scale(d_set(factor) * p.decay.m / exact_square_of_1_plus(p.decay.e), p.decay.k);
-}
+INLINE d_v exact_logistic_slope(d_v g, d_v factor, d_logistic_t p) { return g * d_scale(factor * p.decay.m / exact_square_of_1_plus(p.decay.e), p.decay.k); }
 // g sigma(v) (1 + x v' sigma(-v)), over one denominator. At infinities it is NaN: x e = inf*0.
 INLINE d_v exact_product_slope(d_v g, d_v x, d_v v_slope, d_logistic_t p) {
   const d_m negative = d_less(p.v, d_set(0));
@@ -307,6 +319,13 @@ INLINE d_v exact_cubic_product_slope(d_v g, d_v x, d_logistic_t p) {
   // overflow to an infinity of its own.
   const d_v v_slope = d_fma(d_set(exact_gelu_tanh_3c3), x * x, d_set(exact_gelu_tanh_c1));
   return exact_product_slope(g, x, d_select(d_at_most(p.decay.m, d_set(0)), d_set(1), v_slope), p);
+}
+INLINE d_v exact_product_bend(d_v x, d_logistic_t p) { return d_fma(-d_abs(x), exact_logistic_difference(p), d_set(2)); }
+// Where e is zero, x is what stays finite with it.
+INLINE d_v exact_cubic_bend(d_v x, d_logistic_t p) {
+  const d_v square = x * x, v_slope = d_fma(d_set(exact_gelu_tanh_3c3), square, d_set(exact_gelu_tanh_c1));
+  const d_v rising = d_fma(d_set(4 * exact_gelu_tanh_3c3), square, d_set(2 * exact_gelu_tanh_c1));
+  return d_select(d_at_most(p.decay.m, d_set(0)), x, d_fma(-d_abs(x) * v_slope * v_slope, exact_logistic_difference(p), rising));
 }
 
 INLINE d_v exact_tail(d_v t) {
@@ -334,4 +353,8 @@ INLINE d_v exact_normal_product_slope(d_v g, d_v x, d_normal_t p) {
   const d_v tail = p.tail - d_abs(x) * d_set(exact_inv_sqrt_2pi);
   const d_v left = g * d_scale(p.decay.m * tail, p.decay.k), right = g * (d_set(1) - p.decay.e * tail);
   return d_select(d_less(x, d_set(0)), left, right);
+}
+INLINE d_v exact_normal_bend(d_v h, d_v x, d_normal_t p) {
+  const d_v bend = d_select(d_at_most(p.decay.m, d_set(0)), x, d_fma(-x, x, d_set(2)));
+  return h * d_scale(d_set(exact_inv_sqrt_2pi) * p.decay.m * bend, p.decay.k);
 }

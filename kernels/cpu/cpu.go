@@ -54,7 +54,7 @@ import (
 // The operands of a kernel: outputs first, then inputs (cpu.h).
 const (
 	Outputs  = 3
-	Inputs   = 4
+	Inputs   = 5
 	Operands = Outputs + Inputs
 	// MostRank is the most dimensions of a walk.
 	MostRank = 16

@@ -17,7 +17,7 @@ enum {
   // EPG_OUTPUTS tensors that a kernel writes come first among its operands, EPG_INPUTS that it
   // reads follow. Any may be absent.
   EPG_OUTPUTS = 3,
-  EPG_INPUTS = 4,
+  EPG_INPUTS = 5,
   EPG_OPERANDS = EPG_OUTPUTS + EPG_INPUTS,
   EPG_MOST_RANK = 16,
   // EPG_GROUP elements are what a kernel is called for at least: a multiple of every register's

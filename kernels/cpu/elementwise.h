@@ -8,10 +8,17 @@
 //                         half types
 //   add                   sums += in, sums being the output and what a product is accumulated in
 //   activation_backward   grad_input, out = act(input) | grad_output, input
+//   curvature             grad_grad_output = v act'(input),
+//                         grad_input = (v grad_output) act''(input) | v, grad_output, input
 //   from_output           grad_input | grad_output, output
+//   curvature_from_output grad_grad_output, grad of output | v, grad_output, output
 //   gated                 out = value act(gate) | value, gate
 //   gated_backward        grad_value = grad_output act(gate),
 //                         grad_gate = (grad_output value) act'(gate) | grad_output, value, gate
+//   gated_curvature       grad_grad_output = u act(gate) + (v value) act'(gate),
+//                         grad_value = (v grad_output) act'(gate),
+//                         grad_gate = (u grad_output) act'(gate) + (v grad_output value) act''(gate)
+//                         | u, v, the gradients to grad_value and grad_gate, grad_output, value, gate
 //   prelu, xielu          learnable.h
 //   lerp                  lerp.h
 //
@@ -75,6 +82,16 @@
       if (out[1]) STORE(1, A(act##_value)(x, parts));                    \
       if (gradient) STORE_ANY(0, A(act##_gradient)(g, x, parts));        \
     }                                                                    \
+  }                                                                      \
+  KERNEL(curvature_##act) {                                              \
+    const numbers own = numbers_at(parameters);                          \
+    FOR_EACH_GROUP {                                                     \
+      V(v) v = LOAD(0), x = LOAD(2);                                     \
+      __typeof__(A(act##_parts)(x, own)) parts = A(act##_parts)(x, own); \
+      V(v) h = v * LOAD(1);                                              \
+      STORE_ANY(0, A(act##_gradient)(v, x, parts));                      \
+      STORE_ANY(1, A(act##_curvature)(h, x, parts));                     \
+    }                                                                    \
   }
 EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS)
 
@@ -125,6 +142,25 @@ EPG_FOR_EACH_ACTIVATION(ACTIVATION_KERNELS)
   }
 EPG_FOR_EACH_LIMITED_GATE(GATED_KERNELS)
 
+#define GATED_CURVATURE_KERNEL(act)                                                                                                                \
+  KERNEL(gated_curvature_##act) {                                                                                                                  \
+    const numbers own = {{parameters[3]}};                                                                                                         \
+    LIMITS;                                                                                                                                        \
+    FOR_EACH_GROUP {                                                                                                                               \
+      V(v) u = LOAD(0), v = LOAD(1), g = LOAD(2), value = LOAD(3), gate = LOAD(4), zero = V(set)(0);                                               \
+      V(v) limited = V(min)(limit, gate), clipped = CLIP(value, least) + offset;                                                                   \
+      __typeof__(A(act##_parts)(limited, own)) parts = A(act##_parts)(limited, own);                                                               \
+      V(v) act_gate = A(act##_value)(limited, parts), h = v * g;                                                                                   \
+      V(m) value_clamped = V(at_most)(least, V(abs)(value)), gate_clamped = V(either)(V(at_most)(limit, gate), V(at_most)(limit_after, act_gate)); \
+      V(v) by_value = A(act##_gradient)(v * clipped, limited, parts), by_gate = A(act##_curvature)(h * clipped, limited, parts);                   \
+      V(v) crossed = A(act##_gradient)(V(select)(value_clamped, zero, u * g), limited, parts);                                                     \
+      STORE_ANY(0, V(select)(value_clamped, zero, u * V(min)(limit_after, act_gate)) + V(select)(gate_clamped, zero, by_value));                   \
+      STORE_ANY(1, V(select)(V(either)(value_clamped, gate_clamped), zero, A(act##_gradient)(h, limited, parts)));                                 \
+      STORE_ANY(2, V(select)(gate_clamped, zero, crossed + by_gate));                                                                              \
+    }                                                                                                                                              \
+  }
+EPG_FOR_EACH_LIMITED_GATE(GATED_CURVATURE_KERNEL)
+
 KERNEL(gated_situ) {
   const numbers gate_cap = {{parameters[0]}}, value_cap = {{parameters[1]}};
   FOR_EACH_GROUP {
@@ -144,8 +180,29 @@ KERNEL(gated_backward_situ) {
   }
 }
 
-#define FROM_OUTPUT_KERNEL(act) \
-  KERNEL(from_output_##act) { FOR_EACH_GROUP STORE_ANY(0, A(act##_gradient_from_output)(LOAD(0), LOAD(1))); }
+KERNEL(gated_curvature_situ) {
+  const numbers gate_cap = {{parameters[0]}}, value_cap = {{parameters[1]}};
+  FOR_EACH_GROUP {
+    V(v) u = LOAD(0), v = LOAD(1), g = LOAD(2), value = LOAD(3), gate = LOAD(4);
+    A(softcap_t) value_parts = A(softcap_parts)(value, value_cap);
+    A(situ_gate_t) gate_parts = A(situ_gate_parts)(gate, gate_cap);
+    V(v) psi = A(softcap_value)(value, value_parts), phi = A(situ_gate_value)(gate, gate_parts);
+    V(v) of_gate = A(situ_gate_gradient)(v * psi, gate, gate_parts), slope = A(situ_gate_gradient)(V(set)(1), gate, gate_parts);
+    STORE_ANY(0, A(softcap_gradient)(u * phi, value, value_parts) + of_gate);
+    STORE_ANY(1, A(softcap_curvature)(u * g * phi, value, value_parts) + A(softcap_gradient)(v * g * slope, value, value_parts));
+    STORE_ANY(2, A(softcap_gradient)(u * g * slope, value, value_parts) + A(situ_gate_curvature)(v * g * psi, gate, gate_parts));
+  }
+}
+
+#define FROM_OUTPUT_KERNEL(act)                                                                               \
+  KERNEL(from_output_##act) { FOR_EACH_GROUP STORE_ANY(0, A(act##_gradient_from_output)(LOAD(0), LOAD(1))); } \
+  KERNEL(curvature_from_output_##act) {                                                                       \
+    FOR_EACH_GROUP {                                                                                          \
+      V(v) v = LOAD(0), y = LOAD(2), h = v * LOAD(1);                                                         \
+      STORE_ANY(0, A(act##_gradient_from_output)(v, y));                                                      \
+      STORE_ANY(1, A(act##_curvature_from_output)(h, y));                                                     \
+    }                                                                                                         \
+  }
 EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_KERNEL)
 
 KERNEL(add) {
@@ -166,10 +223,10 @@ static const epg_entry JOIN(entries, DTYPE)[] = {
 #define QUOTE_NAME(name) #name
 #define QUOTE(name) QUOTE_NAME(name)
 #define ENTRY(name) {QUOTE(JOIN(name, DTYPE)), JOIN(name, DTYPE)},
-#define ACTIVATION_ENTRIES(act) ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act)
-#define GATED_ENTRIES(act) ENTRY(gated_##act) ENTRY(gated_backward_##act)
+#define ACTIVATION_ENTRIES(act) ENTRY(activation_##act) ENTRY(epilogue_##act) ENTRY(activation_backward_##act) ENTRY(curvature_##act)
+#define GATED_ENTRIES(act) ENTRY(gated_##act) ENTRY(gated_backward_##act) ENTRY(gated_curvature_##act)
 #define WITH_BACKWARD(name) ENTRY(name) ENTRY(name##_backward)
-#define FROM_OUTPUT_ENTRY(act) ENTRY(from_output_##act)
+#define FROM_OUTPUT_ENTRY(act) ENTRY(from_output_##act) ENTRY(curvature_from_output_##act)
     EPG_FOR_EACH_ACTIVATION(ACTIVATION_ENTRIES) EPG_FOR_EACH_ACTIVATION_FROM_OUTPUT(FROM_OUTPUT_ENTRY) EPG_FOR_EACH_LIMITED_GATE(GATED_ENTRIES)
         GATED_ENTRIES(situ) EPG_FOR_EACH_LEARNABLE(WITH_BACKWARD) WITH_BACKWARD(lerp) ENTRY(add)};
 

@@ -22,16 +22,19 @@
 
 // Exact's functions of floats, for lanes that are beyond the float formulas. They are calls, since
 // such lanes are few.
-#define EXACT_OF(act)                                                                                     \
-  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_value_of(f_v x) {                       \
-    const d_v low = d_low(x), high = d_high(x);                                                           \
-    return f_rounded(exact_##act##_value(low, exact_##act##_parts(low, (numbers){{0}})),                  \
-                     exact_##act##_value(high, exact_##act##_parts(high, (numbers){{0}})));               \
-  }                                                                                                       \
-  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_gradient_of(f_v g, f_v x) {             \
-    const d_v low = d_low(x), high = d_high(x);                                                           \
-    return f_rounded(exact_##act##_gradient(d_low(g), low, exact_##act##_parts(low, (numbers){{0}})),     \
-                     exact_##act##_gradient(d_high(g), high, exact_##act##_parts(high, (numbers){{0}}))); \
+#define EXACT_OF(act)                                                                       \
+  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_value_of(f_v x) {         \
+    const d_v low = d_low(x), high = d_high(x);                                             \
+    return f_rounded(exact_##act##_value(low, exact_##act##_parts(low, (numbers){{0}})),    \
+                     exact_##act##_value(high, exact_##act##_parts(high, (numbers){{0}}))); \
+  }                                                                                         \
+  EXACT_TIMES(act, gradient)                                                                \
+  EXACT_TIMES(act, curvature)
+#define EXACT_TIMES(act, of)                                                                          \
+  TARGET static __attribute__((noinline, cold)) f_v exact_##act##_##of##_of(f_v g, f_v x) {           \
+    const d_v low = d_low(x), high = d_high(x);                                                       \
+    return f_rounded(exact_##act##_##of(d_low(g), low, exact_##act##_parts(low, (numbers){{0}})),     \
+                     exact_##act##_##of(d_high(g), high, exact_##act##_parts(high, (numbers){{0}}))); \
   }
 EXACT_OF(sigmoid)
 EXACT_OF(tanh)

@@ -7,7 +7,9 @@
 //                                and the parameters
 //   value(x, parts)              act(x)
 //   gradient(g, x, parts)        g act'(x)
-//   gradient_from_output(g, y)   the same from y = act(x), where act'(x) is a function of y
+//   curvature(h, x, parts)       h act''(x), for gradients of gradients
+//   gradient_from_output(g, y)   g act'(x) from y = act(x), where act'(x) is a function of y
+//   curvature_from_output(h, y)  h times the derivative of that function
 //
 // gradient is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops
 // an infinite or NaN g. cheap says that a GPU computes it while it waits for memory.
@@ -40,6 +42,7 @@ struct none {
   EPG_FORMULA Parts parts(Real, const Parameters<Real> &) { return {}; }
   EPG_FORMULA Real value(Real x, Parts) { return x; }
   EPG_FORMULA Real gradient(Real g, Real, Parts) { return g; }
+  EPG_FORMULA Real curvature(Real, Real, Parts) { return Real(0); }
 };
 
 // relu is max(x, 0); -0 and NaN pass. Its gradient is g where x > 0 or x is NaN, else 0; the output
@@ -53,6 +56,8 @@ struct relu {
   EPG_FORMULA Real value(Real x, Parts) { return x < 0 ? Real(0) : x; }
   EPG_FORMULA Real gradient(Real g, Real x, Parts) { return gradient_from_output(g, x); }
   EPG_FORMULA Real gradient_from_output(Real g, Real y) { return y <= 0 ? Real(0) : g; }
+  EPG_FORMULA Real curvature(Real, Real, Parts) { return Real(0); }
+  EPG_FORMULA Real curvature_from_output(Real, Real) { return Real(0); }
 };
 
 // leaky_relu is x where x > 0, else slope x, as for a NaN. Its gradient is g where x > 0, else
@@ -67,6 +72,7 @@ struct leaky_relu {
   EPG_FORMULA Parts parts(Real, const Parameters<Real> &p) { return {p[0]}; }
   EPG_FORMULA Real value(Real x, Parts parts) { return gradient(x, x, parts); }
   EPG_FORMULA Real gradient(Real g, Real x, Parts parts) { return x > 0 ? g : parts.slope * g; }
+  EPG_FORMULA Real curvature(Real, Real, Parts) { return Real(0); }
 };
 
 // relu2 is max(x, 0)^2. Its gradient is 2 g x where x > 0 or x is NaN, else 0.
@@ -79,6 +85,7 @@ struct relu2 : relu<A> {
     return positive * positive;
   }
   EPG_FORMULA Real gradient(Real g, Real x, Parts parts) { return relu<A>::gradient(g * (2 * x), x, parts); }
+  EPG_FORMULA Real curvature(Real h, Real x, Parts parts) { return relu<A>::gradient(2 * h, x, parts); }
 };
 
 // gelu is x Phi(x), with Phi(-t) = e^(-t^2/2) W(t). Its slope is Phi(x) + x phi(x): on the left
@@ -104,6 +111,11 @@ struct gelu {
     Real tail = p.decay.scale(p.decay.m * (p.tail - magnitude(x) * A::Constants::inv_sqrt_2pi));
     return g * (negative(x) ? tail : Real(1) - tail);
   }
+  // phi(x) (2 - x^2); where phi is zero, x is what stays finite with it.
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &p) {
+    const Real bend = p.decay.m == 0 ? x : fused(-x, x, Real(2));
+    return h * p.decay.scale(p.decay.m * A::Constants::inv_sqrt_2pi * bend);
+  }
 };
 
 // logistic is 1/(1+e^-v), given e^-|v|: without the cancellation of 1 - logistic.
@@ -112,6 +124,28 @@ __device__ __forceinline__ typename A::Real logistic(bool left, const typename A
   using Real = typename A::Real;
   Real r = A::reciprocal_of_1_plus(decay.e);
   return left ? decay.scale(decay.m * r) : r;
+}
+
+// rise is tanh(t) for t >= 0, given e^-2t.
+template <class A>
+__device__ __forceinline__ typename A::Real rise(typename A::Real t, const typename A::Decay &decay) {
+  using Real = typename A::Real;
+  const Real square = t * t, near = fused(t, square * A::Constants::tanh_rest(square), t);
+  const Real far = Real(1) - 2 * decay.e * A::reciprocal(Real(1) + decay.e);
+  return t >= A::Constants::tanh_near ? far : near;
+}
+
+// logistic_bend is h logistic'(v) times a factor, given e^-|v|.
+template <class A>
+__device__ __forceinline__ typename A::Real logistic_bend(typename A::Real h, typename A::Real factor, const typename A::Decay &decay) {
+  return h * decay.scale(factor * decay.m * A::reciprocal(square_of_1_plus(decay.e)));
+}
+
+// product_bend is that factor in the second derivative of x logistic(x), 2 - |x| tanh(|x|/2).
+template <class A>
+__device__ __forceinline__ typename A::Real product_bend(typename A::Real size, const typename A::Decay &decay) {
+  using Real = typename A::Real;
+  return fused(-size, (Real(1) - decay.e) * A::reciprocal(Real(1) + decay.e), Real(2));
 }
 
 // sigmoid is 1/(1+e) on the right and e/(1+e) on the left, e = e^-|x|. Its slope is
@@ -124,7 +158,9 @@ struct sigmoid {
   EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return logistic<A>(negative(x), decay); }
   EPG_FORMULA Real gradient(Real g, Real, const Parts &decay) { return g * decay.scale(decay.m * A::reciprocal(square_of_1_plus(decay.e))); }
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &decay) { return logistic_bend<A>(h, -with_sign(rise<A>(magnitude(x) / 2, decay), x), decay); }
   EPG_FORMULA Real gradient_from_output(Real g, Real y) { return g * (y * (Real(1) - y)); }
+  EPG_FORMULA Real curvature_from_output(Real h, Real y) { return h * fused(Real(-2), y, Real(1)); }
 };
 
 // sigmoid_product is x sigmoid(v), given e^-|v| and whether v < 0.
@@ -154,6 +190,7 @@ struct silu {
   EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::decay(magnitude(x)); }
   EPG_FORMULA Real value(Real x, const Parts &decay) { return sigmoid_product<A>(x, negative(x), decay); }
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &decay) { return g * sigmoid_product_slope<A>(x + Real(1), negative(x), decay); }
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &decay) { return logistic_bend<A>(h, product_bend<A>(magnitude(x), decay), decay); }
 };
 
 // gelu_tanh is x (1 + tanh(u))/2 = x sigmoid(v) with v = 2u = c1 x + c3 x^3, c1 = 2 sqrt(2/pi) and
@@ -171,6 +208,14 @@ struct gelu_tanh {
     Real v_slope = decay.m == 0 ? Real(1) : fused(A::Constants::gelu_tanh_3c3, x * x, A::Constants::gelu_tanh_c1);
     return g * sigmoid_product_slope<A>(fused(x, v_slope, Real(1)), negative(x), decay);
   }
+  // The factor is 2v' + x v'' - x v'^2 tanh(v/2).
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &decay) {
+    const Real square = x * x, v_slope = fused(A::Constants::gelu_tanh_3c3, square, A::Constants::gelu_tanh_c1);
+    const Real rest = (Real(1) - decay.e) * A::reciprocal(Real(1) + decay.e);
+    const Real rising = fused(4 * A::Constants::gelu_tanh_3c3, square, 2 * A::Constants::gelu_tanh_c1);
+    const Real bend = fused(-magnitude(x) * v_slope * v_slope, rest, rising);
+    return logistic_bend<A>(h, decay.m == 0 ? x : bend, decay);
+  }
 };
 
 // tanh is 1 - 2e/(1+e), e = e^(-2|x|), with the sign of x, and a polynomial near 0, where that
@@ -181,14 +226,11 @@ struct tanh {
   static constexpr bool cheap = false;
   using Parts = typename A::Decay;
   EPG_FORMULA Parts parts(Real x, const Parameters<Real> &) { return A::decay(2 * magnitude(x)); }
-  EPG_FORMULA Real value(Real x, const Parts &decay) {
-    Real t = magnitude(x), square = t * t;
-    Real near = fused(t, square * A::Constants::tanh_rest(square), t);
-    Real far = Real(1) - 2 * decay.e * A::reciprocal(Real(1) + decay.e);
-    return with_sign(t >= A::Constants::tanh_near ? far : near, x);
-  }
+  EPG_FORMULA Real value(Real x, const Parts &decay) { return with_sign(rise<A>(magnitude(x), decay), x); }
   EPG_FORMULA Real gradient(Real g, Real, const Parts &decay) { return g * decay.scale(4 * decay.m * A::reciprocal(square_of_1_plus(decay.e))); }
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &decay) { return logistic_bend<A>(h, -8 * value(x, decay), decay); }
   EPG_FORMULA Real gradient_from_output(Real g, Real y) { return g * ((Real(1) - y) * (Real(1) + y)); }
+  EPG_FORMULA Real curvature_from_output(Real h, Real y) { return h * (-2 * y); }
 };
 
 // swish is x sigmoid(v), v = beta x. Where e^-|v| is zero its slope is the limit, as gelu_tanh's.
@@ -211,6 +253,9 @@ struct swish {
     const Real one = A::approximate ? Real(1) : fused(x, p.beta.low, Real(1));
     return g * sigmoid_product_slope<A>(fused(x, p.beta.high, one), p.left, p.decay);
   }
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &p) {
+    return logistic_bend<A>(h, p.beta.high * product_bend<A>(magnitude(x * p.beta.high), p.decay), p.decay);
+  }
 };
 
 // elu is scale x where x > 0, else c (e^(x/a) - 1). Its gradient is scale g where x > 0 or x is
@@ -221,14 +266,14 @@ struct elu {
   static constexpr bool cheap = false;
   struct Parts {
     typename A::Power power;
-    Real scale, c, c_over_a;
+    Real scale, c, c_over_a, reciprocal;
   };
   EPG_FORMULA Parts parts(Real x, const Parameters<Real> &p) {
     const Twofold<Real> a = p.divisor(2), c = p.twofold(1);
     const Real reciprocal = A::reciprocal(a.high);
     const Twofold<Real> ratio = quotient(c.high, a, reciprocal);
     const Real low = A::approximate ? Real(0) : fused(c.low, reciprocal, ratio.low);
-    return {A::power(quotient(x, a, reciprocal)), p[0], c.high, ratio.high + low};
+    return {A::power(quotient(x, a, reciprocal)), p[0], c.high, ratio.high + low, reciprocal};
   }
   // At 0 the left side would lose the sign.
   EPG_FORMULA Real value(Real x, const Parts &p) {
@@ -236,6 +281,7 @@ struct elu {
     return x >= 0 ? p.scale * x : p.power.near ? fused(line, p.power.growth, line) : p.c * (p.power.scale(p.power.m) - 1);
   }
   EPG_FORMULA Real gradient(Real g, Real x, const Parts &p) { return g * (x <= 0 ? p.power.scale(p.c_over_a * p.power.m) : p.scale); }
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &p) { return x <= 0 ? h * p.power.scale(p.c_over_a * p.reciprocal * p.power.m) : Real(0); }
 };
 
 // softplus is log(1 + e^v)/beta with v = beta x, and x where v > threshold. With e = e^-|v| and
@@ -251,7 +297,7 @@ struct softplus {
   static constexpr bool cheap = false;
   struct Parts {
     typename A::Decay decay;
-    Real reciprocal;
+    Real beta, reciprocal;
     bool left, beyond;
   };
   EPG_FORMULA Parts parts(Real x, const Parameters<Real> &p) {
@@ -259,7 +305,7 @@ struct softplus {
     // In half types what is left out of v is below what counts, and forming it takes a tenth more.
     const bool above = !A::approximate && v.high == threshold.high && v.low > threshold.low;
     const bool beyond = v.high > threshold.high || above;
-    return {A::decay(v), A::reciprocal(beta.high), negative(v.high), beyond};
+    return {A::decay(v), beta.high, A::reciprocal(beta.high), negative(v.high), beyond};
   }
   EPG_FORMULA Real value(Real x, const Parts &p) {
     const Real r = A::reciprocal(Real(2) + p.decay.e), s = p.decay.e * r;
@@ -268,6 +314,7 @@ struct softplus {
     return p.beyond ? x : p.left ? p.decay.scale(p.decay.m * over_e) : fused(p.decay.e, over_e, x);
   }
   EPG_FORMULA Real gradient(Real g, Real, const Parts &p) { return p.beyond ? g : g * logistic<A>(p.left, p.decay); }
+  EPG_FORMULA Real curvature(Real h, Real, const Parts &p) { return p.beyond ? Real(0) : logistic_bend<A>(h, p.beta, p.decay); }
 };
 
 // mish is x t with t = tanh(log(1 + e^x)), and its slope t + x s (1 - t^2) with s = sigmoid(x).
@@ -302,6 +349,15 @@ struct mish {
     const Real slope = fused(x * A::reciprocal(Real(1) + e), bend, rest);
     return g * (p.left ? p.decay.scale(p.decay.m * slope) : slope);
   }
+  // 8e ((1+e) + x (1/2 - e t))/(2 + 2e + e^2)^2 on the left, where t is e (1 - q), and
+  // 8e^2 ((1+e) + x (e/2 - t))/(1 + 2e + 2e^2)^2 on the right.
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &p) {
+    const Real e = p.decay.e, twice = 2 * e, rest = Real(1) - p.q, half = Real(0.5);
+    const Real r = A::reciprocal(p.left ? fused(e, e, Real(2) + twice) : fused(twice, e, Real(1) + twice));
+    const Real bend = fused(x, p.left ? fused(-e * e, rest, half) : fused(half, e, -rest), Real(1) + e);
+    const Real once = p.decay.scale(8 * p.decay.m * bend * r * r);
+    return h * (p.left ? once : p.decay.scale(p.decay.m * once));
+  }
 };
 
 // hardswish is x hardsigmoid(x). Its gradient is a selection: 0 where x <= -3, g where x >= 3 or x
@@ -314,6 +370,7 @@ struct hardswish {
   EPG_FORMULA Parts parts(Real, const Parameters<Real> &) { return {}; }
   EPG_FORMULA Real value(Real x, Parts) { return x <= -3 ? x * Real(0) : x >= 3 ? x : x * (x + 3) * (Real(1) / 6); }
   EPG_FORMULA Real gradient(Real g, Real x, Parts) { return x <= -3 ? Real(0) : x < 3 ? g * (fused(Real(2), x, Real(3)) * (Real(1) / 6)) : g; }
+  EPG_FORMULA Real curvature(Real h, Real x, Parts) { return magnitude(x) < 3 ? h * (Real(1) / 3) : Real(0); }
 };
 
 // hardsigmoid is min(max(x + 3, 0), 6)/6. Its gradient is g/6 where -3 < x < 3, else 0.
@@ -325,6 +382,7 @@ struct hardsigmoid {
   EPG_FORMULA Parts parts(Real, const Parameters<Real> &) { return {}; }
   EPG_FORMULA Real value(Real x, Parts) { return x <= -3 ? Real(0) : x >= 3 ? Real(1) : (x + 3) * (Real(1) / 6); }
   EPG_FORMULA Real gradient(Real g, Real x, Parts) { return magnitude(x) < 3 ? g * (Real(1) / 6) : Real(0); }
+  EPG_FORMULA Real curvature(Real, Real, Parts) { return Real(0); }
 };
 
 // hardtanh is min(max(x, low), high). Its gradient is 0 at and beyond both, else g, as for a NaN.
@@ -338,6 +396,7 @@ struct hardtanh {
   EPG_FORMULA Parts parts(Real, const Parameters<Real> &p) { return {p[0], p[1]}; }
   EPG_FORMULA Real value(Real x, Parts p) { return x < p.low ? p.low : x > p.high ? p.high : x; }
   EPG_FORMULA Real gradient(Real g, Real x, Parts p) { return x <= p.low || x >= p.high ? Real(0) : g; }
+  EPG_FORMULA Real curvature(Real, Real, Parts) { return Real(0); }
 };
 
 // softcap is cap tanh(x/cap), as tanh is formed; near 0 it is x and a correction.
@@ -360,6 +419,8 @@ struct softcap {
     return with_sign(p.t >= A::Constants::tanh_near ? far : near, x);
   }
   EPG_FORMULA Real gradient(Real g, Real, const Parts &p) { return g * slope(p); }
+  EPG_FORMULA Real curvature(Real h, Real x, const Parts &p) { return logistic_bend<A>(h, bend(x, p), p.decay); }
+  EPG_FORMULA Real bend(Real x, const Parts &p) { return with_sign(rise<A>(p.t, p.decay), x) * (-8 * A::reciprocal(p.cap)); }
   EPG_FORMULA Real slope(const Parts &p) { return p.decay.scale(4 * p.decay.m * A::reciprocal(square_of_1_plus(p.decay.e))); }
 };
 

@@ -5,6 +5,8 @@
 //   output(parts)                    value act(gate)
 //   grad_value(g, parts)             g act(gate)
 //   grad_gate(g, parts)              (g value) act'(gate)
+//   curvatures(u, v, g, parts)       the gradients to g, value and gate of these two gradients, to
+//                                    which u and v are gradients
 //   is_plain(parameters)             whether Plain gives the same, with less to compute
 //
 // in the order of operations that PyTorch's autograd has, so that infinities meet zeros in the same
@@ -16,6 +18,11 @@
 #define EPG_FOR_EACH_GATE(macro, ...) EPG_FOR_EACH_LIMITED_GATE(macro, __VA_ARGS__) macro(situ, __VA_ARGS__)
 
 namespace epigrad::gates {
+
+template <class Real>
+struct Curvatures {
+  Real grad_output, value, gate;
+};
 
 #define EPG_FORMULA static __device__ __forceinline__
 
@@ -68,6 +75,13 @@ struct Limited {
   EPG_FORMULA Real output(const Parts &p) { return p.value * p.active; }
   EPG_FORMULA Real grad_value(Real g, const Parts &p) { return p.value_is_clamped ? Real(0) : g * p.active; }
   EPG_FORMULA Real grad_gate(Real g, const Parts &p) { return p.gate_is_clamped ? Real(0) : Activation::gradient(g * p.value, p.gate, p.of_gate); }
+  EPG_FORMULA Curvatures<Real> curvatures(Real u, Real v, Real g, const Parts &p) {
+    const Real h = v * g, crossed = p.value_is_clamped ? Real(0) : u * g;
+    const Real of_value = p.value_is_clamped ? Real(0) : u * p.active, of_gate = grad_gate(v, p);
+    const bool clamped = p.value_is_clamped || p.gate_is_clamped;
+    const Real bent = Activation::gradient(crossed, p.gate, p.of_gate) + Activation::curvature(h * p.value, p.gate, p.of_gate);
+    return {of_value + of_gate, clamped ? Real(0) : Activation::gradient(h, p.gate, p.of_gate), p.gate_is_clamped ? Real(0) : bent};
+  }
 };
 
 #define EPG_LIMITED_GATE(activation, unused) \
@@ -99,16 +113,32 @@ struct situ {
   EPG_FORMULA bool is_plain(const Parameters<Real> &) { return false; }
   EPG_FORMULA Real output(const Parts &p) { return p.value * active(p); }
   EPG_FORMULA Real grad_value(Real g, const Parts &p) { return g * active(p) * Cap::slope(p.of_value); }
-  EPG_FORMULA Real grad_gate(Real g, const Parts &p) {
-    // sigmoid is r on the right, and e r on the left; its slope is e r^2.
-    const Real r = A::reciprocal(Real(1) + p.decay.e), slope = Cap::slope(p.of_gate);
-    const Real left = p.decay.scale(p.decay.m * r * fused(p.gate, r, slope));
-    const Real right = r * (slope + p.decay.scale(p.gate * p.decay.m * r));
-    return g * p.value * (p.left ? left : right);
+  EPG_FORMULA Real grad_gate(Real g, const Parts &p) { return g * p.value * gate_slope(p); }
+  EPG_FORMULA Curvatures<Real> curvatures(Real u, Real v, Real g, const Parts &p) {
+    const Real h = v * g, slope = Cap::slope(p.of_value), phi = active(p), phi_slope = gate_slope(p);
+    return {
+        u * phi * slope + v * p.value * phi_slope,
+        Cap::curvature(u * g * phi, p.value, p.of_value) + h * phi_slope * slope,
+        u * g * phi_slope * slope + h * p.value * gate_bend(p),
+    };
   }
 
  private:
   EPG_FORMULA Real active(const Parts &p) { return activations::sigmoid_product<A>(p.gate, p.left, p.decay); }
+  EPG_FORMULA Real gate_slope(const Parts &p) {
+    // sigmoid is r on the right, and e r on the left; its slope is e r^2.
+    const Real r = A::reciprocal(Real(1) + p.decay.e), slope = Cap::slope(p.of_gate);
+    const Real left = p.decay.scale(p.decay.m * r * fused(p.gate, r, slope));
+    const Real right = r * (slope + p.decay.scale(p.gate * p.decay.m * r));
+    return p.left ? left : right;
+  }
+  // s (y'' + s(-x) (2y' - y tanh(x/2))), with y = softcap(x) and s = sigmoid(x).
+  EPG_FORMULA Real gate_bend(const Parts &p) {
+    const Real r = A::reciprocal(Real(1) + p.decay.e), other = p.left ? r : p.decay.e * r;
+    const Real falling = fused(-magnitude(p.gate), (Real(1) - p.decay.e) * r, 2 * Cap::slope(p.of_gate));
+    const Real product = r * fused(falling, other, Cap::curvature(Real(1), p.gate, p.of_gate));
+    return p.left ? p.decay.scale(p.decay.m * product) : product;
+  }
 };
 
 #undef EPG_FORMULA

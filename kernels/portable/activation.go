@@ -28,26 +28,35 @@ type Formula struct {
 	// Gradient returns g act'(x): a product, or a selection where the activation is piecewise
 	// linear, so that relu'(x) = 0 also stops an infinite or NaN g.
 	Gradient func(g, x float64) float64
-	// GradientFromOutput returns the same from y = act(x). It is nil where the derivative is no
+	// Curvature returns h act''(x), likewise; it is nil where that is 0 everywhere.
+	Curvature func(h, x float64) float64
+	// GradientFromOutput returns Gradient from y = act(x). It is nil where the derivative is no
 	// function of y.
 	GradientFromOutput func(g, y float64) float64
+	// CurvatureFromOutput returns h times the derivative of that function of y; it is nil where
+	// that is 0 everywhere.
+	CurvatureFromOutput func(h, y float64) float64
 }
 
 var formulas = map[string]Make{
 	"none":      always(&Formula{Value: identity, Gradient: identityGradient}),
 	"relu":      always(&Formula{Value: relu, Gradient: reluGradient, GradientFromOutput: reluGradient}),
-	"gelu":      always(smooth(gelu, geluSlope)),
-	"gelu_tanh": always(smooth(geluTanh, geluTanhSlope)),
-	"silu":      always(smooth(silu, siluSlope)),
+	"gelu":      always(smooth(gelu, geluSlope, geluCurvature)),
+	"gelu_tanh": always(smooth(geluTanh, geluTanhSlope, geluTanhCurvature)),
+	"silu":      always(smooth(silu, siluSlope, siluCurvature)),
 	"sigmoid": always(&Formula{
-		Value:              sigmoid,
-		Gradient:           func(g, x float64) float64 { return g * sigmoidSlope(x) },
-		GradientFromOutput: func(g, y float64) float64 { return g * (y * (1 - y)) },
+		Value:               sigmoid,
+		Gradient:            func(g, x float64) float64 { return g * sigmoidSlope(x) },
+		Curvature:           func(h, x float64) float64 { return h * sigmoidCurvature(x) },
+		GradientFromOutput:  func(g, y float64) float64 { return g * (y * (1 - y)) },
+		CurvatureFromOutput: func(h, y float64) float64 { return h * (1 - 2*y) },
 	}),
 	"tanh": always(&Formula{
-		Value:              tanh,
-		Gradient:           func(g, x float64) float64 { return g * tanhSlope(x) },
-		GradientFromOutput: func(g, y float64) float64 { return g * ((1 - y) * (1 + y)) },
+		Value:               tanh,
+		Gradient:            func(g, x float64) float64 { return g * tanhSlope(x) },
+		Curvature:           func(h, x float64) float64 { return h * tanhCurvature(x) },
+		GradientFromOutput:  func(g, y float64) float64 { return g * ((1 - y) * (1 + y)) },
+		CurvatureFromOutput: func(h, y float64) float64 { return h * (-2 * y) },
 	}),
 	"leaky_relu": func(p []float64) *Formula {
 		slope := p[0]
@@ -58,21 +67,21 @@ var formulas = map[string]Make{
 	},
 	"relu2": always(&Formula{
 		Value:    func(x float64) float64 { return relu(x) * relu(x) },
-		Gradient: func(g, x float64) float64 { return reluGradient(g*(2*x), x) },
+		Gradient: func(g, x float64) float64 { return reluGradient(g*(2*x), x) }, Curvature: relu2Curvature,
 	}),
 	"swish": func(p []float64) *Formula {
-		return smooth(func(x float64) float64 { return swish(x, p[0]) }, func(x float64) float64 { return swishSlope(x, p[0]) })
+		return smooth(with(swish, p[0]), with(swishSlope, p[0]), with(swishCurvature, p[0]))
 	},
 	"elu": func(p []float64) *Formula {
 		f := &eluFormula{scale: p[0], c: p[1], a: p[2], slope: p[1] / p[2]}
-		return &Formula{Value: f.value, Gradient: f.gradient}
+		return &Formula{Value: f.value, Gradient: f.gradient, Curvature: f.curvature}
 	},
 	"softplus": func(p []float64) *Formula {
 		f := &softplusFormula{beta: p[0], threshold: p[1]}
-		return &Formula{Value: f.value, Gradient: f.gradient}
+		return &Formula{Value: f.value, Gradient: f.gradient, Curvature: f.curvature}
 	},
-	"mish":        always(smooth(mish, mishSlope)),
-	"hardswish":   always(&Formula{Value: hardswish, Gradient: hardswishGradient}),
+	"mish":        always(smooth(mish, mishSlope, mishCurvature)),
+	"hardswish":   always(&Formula{Value: hardswish, Gradient: hardswishGradient, Curvature: hardswishCurvature}),
 	"hardsigmoid": always(&Formula{Value: hardsigmoid, Gradient: hardsigmoidGradient}),
 	"hardtanh": func(p []float64) *Formula {
 		low, high := p[0], p[1]
@@ -82,7 +91,7 @@ var formulas = map[string]Make{
 		}
 	},
 	"softcap": func(p []float64) *Formula {
-		return smooth(func(x float64) float64 { return softcap(x, p[0]) }, func(x float64) float64 { return softcapSlope(x, p[0]) })
+		return smooth(with(softcap, p[0]), with(softcapSlope, p[0]), with(softcapCurvature, p[0]))
 	},
 }
 
@@ -92,9 +101,16 @@ type Make func(parameters []float64) *Formula
 // always is the Make of a formula without numbers.
 func always(f *Formula) Make { return func([]float64) *Formula { return f } }
 
-// smooth is an activation by its value and its slope.
-func smooth(value, slope func(x float64) float64) *Formula {
-	return &Formula{Value: value, Gradient: func(g, x float64) float64 { return g * slope(x) }}
+// smooth is an activation by its value, its slope and its curvature.
+func smooth(value, slope, curvature func(x float64) float64) *Formula {
+	return &Formula{
+		Value: value, Gradient: func(g, x float64) float64 { return g * slope(x) }, Curvature: func(h, x float64) float64 { return h * curvature(x) },
+	}
+}
+
+// with is a function of x with a number.
+func with(f func(x, number float64) float64, number float64) func(x float64) float64 {
+	return func(x float64) float64 { return f(x, number) }
 }
 
 // Lookup returns what makes the formula of a name, and whether there is one.

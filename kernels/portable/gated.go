@@ -13,6 +13,7 @@ import (
 type GatedFormula struct {
 	value               func(value, gate float64) float64
 	gradValue, gradGate func(g, value, gate float64) float64
+	curvatures          func(u, v, g, value, gate float64) [3]float64
 }
 
 // MakeGated makes a gated kind's formula of its numbers (go/activation).
@@ -78,7 +79,7 @@ func (f *GatedFormula) Gradients(gradValue, gradGate, gradOutput, value, gate []
 func limited(make Make) MakeGated {
 	return func(numbers []float64) *GatedFormula {
 		l := &limits{limit: numbers[0], after: numbers[1], offset: numbers[2], act: make(numbers[3:])}
-		return &GatedFormula{value: l.value, gradValue: l.gradValue, gradGate: l.gradGate}
+		return &GatedFormula{value: l.value, gradValue: l.gradValue, gradGate: l.gradGate, curvatures: l.curvatures}
 	}
 }
 
@@ -149,16 +150,22 @@ func between(x, limit float64) (nearest float64, clamped bool) {
 // The sigmoid is multiplied by last, where it may be denormal.
 func situ(numbers []float64) *GatedFormula {
 	gateCap, valueCap := numbers[0], numbers[1]
+	phi := func(h, x float64) float64 { return sigmoidTimes(h*softcap(x, gateCap), x) }
+	phiGradient := func(g, x float64) float64 {
+		slope := softcapSlope(x, gateCap) + sigmoidTimes(softcap(x, gateCap), -x)
+		return sigmoidTimes(g*slope, x)
+	}
 	return &GatedFormula{
-		value: func(value, gate float64) float64 {
-			return sigmoidTimes(softcap(value, valueCap)*softcap(gate, gateCap), gate)
-		},
-		gradValue: func(g, value, gate float64) float64 {
-			return sigmoidTimes(g*softcap(gate, gateCap), gate) * softcapSlope(value, valueCap)
-		},
-		gradGate: func(g, value, gate float64) float64 {
-			slope := softcapSlope(gate, gateCap) + sigmoidTimes(softcap(gate, gateCap), -gate)
-			return sigmoidTimes(g*softcap(value, valueCap)*slope, gate)
+		value:     func(value, gate float64) float64 { return phi(softcap(value, valueCap), gate) },
+		gradValue: func(g, value, gate float64) float64 { return phi(g, gate) * softcapSlope(value, valueCap) },
+		gradGate:  func(g, value, gate float64) float64 { return phiGradient(g*softcap(value, valueCap), gate) },
+		curvatures: func(u, v, g, value, gate float64) [3]float64 {
+			psi, slope := softcap(value, valueCap), softcapSlope(value, valueCap)
+			return [3]float64{
+				phi(u, gate)*slope + phiGradient(v*psi, gate),
+				phi(u*g, gate)*softcapCurvature(value, valueCap) + phiGradient(v*g, gate)*slope,
+				phiGradient(u*g, gate)*slope + situCurvature(v*g*psi, gate, gateCap),
+			}
 		},
 	}
 }

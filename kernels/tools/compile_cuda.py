@@ -57,6 +57,7 @@ UNUSED = 30 * 86400  # seconds after which an unused image is deleted
 
 # Kernels that may spill, by a pattern of their names, and why.
 SPILLS: dict[str, str] = {
+    r"gated_curvature_\w+": "up to two words, of five inputs and three outputs that are in flight",
     r"xielu_f64_strided": "five words on sm_100a, of four elements that are computed side by side",
     r"grouped_(product|depth)_f32": "up to ten words, of sums in three levels",
     r"grouped_sums_\w+": "two words on sm_120, of four rows that are read side by side",

@@ -19,6 +19,8 @@
 #undef FORMULA
 #include "activation_backward.cu"
 #undef FORMULA
+#include "curvature.cu"
+#undef FORMULA
 #include "gated.cu"
 #undef FORMULA
 #include "gemm_epilogue.cu"

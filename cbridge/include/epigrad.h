@@ -14,10 +14,14 @@
  *                                     grad_input grad_weight grad_bias grad_adapter.a grad_adapter.b
  *   activation                      input -> out
  *   activation_backward             grad_output input -> grad_input out grad_bias
+ *   activation_backward_backward    grad_grad_input grad_output input? output? -> grad_grad_output grad_input
  *   gated_activation                input -> out
  *   gated_activation_backward       grad_output input -> grad_input grad_bias
+ *   gated_activation_backward_backward grad_grad_input grad_output input -> grad_grad_output grad_input
  *   gated_product                   value gate -> out
  *   gated_product_backward          grad_output value gate -> grad_value grad_gate grad_bias_value grad_bias_gate
+ *   gated_product_backward_backward grad_grad_value grad_grad_gate grad_output value gate -> grad_grad_output
+ *                                     grad_value grad_gate
  *   lerp                            start end weight? -> out
  *   lerp_backward                   grad_output start? end? weight? -> grad_start grad_end grad_weight
  *   prelu                           input weight -> out

@@ -146,6 +146,21 @@ type ActivationBackward struct {
 	GradBias          *tensor.View `role:"sum"`
 }
 
+// ActivationCurvature is the backward of an ActivationBackward's gradient, for gradients of
+// gradients:
+//
+//	grad_grad_output = grad_grad_input act'(input)
+//	grad_input       = (grad_grad_input grad_output) act''(input)
+//
+// With Output in the place of Input, act' is a function of that, which has grad_input in the place
+// of the input. All views have one shape, and a result that is not wanted is nil. A backend may
+// refuse it as Unsupported: PyTorch then computes it.
+type ActivationCurvature struct {
+	Header
+	GradGradInput, GradOutput, Input, Output *tensor.View
+	GradGradOutput, GradInput                *tensor.View `role:"out"`
+}
+
 // HiddenBackward is the backward of a layer's input that was act(preactivation):
 //
 //	g         = grad_output weight
@@ -225,6 +240,20 @@ type GatedBackward struct {
 	GradOutput, Value, Gate     *tensor.View
 	GradValue, GradGate         *tensor.View `role:"out"`
 	GradBiasValue, GradBiasGate *tensor.View `role:"sum"`
+}
+
+// GatedCurvature is the backward of GatedBackward's gradients, with u and v for the gradients to
+// grad_value and grad_gate:
+//
+//	grad_grad_output = u act(gate) + v value act'(gate)
+//	grad_value       = v grad_output act'(gate)
+//	grad_gate        = u grad_output act'(gate) + v grad_output value act''(gate)
+//
+// Views and refusals are as in ActivationCurvature.
+type GatedCurvature struct {
+	Header
+	GradGradValue, GradGradGate, GradOutput, Value, Gate *tensor.View
+	GradGradOutput, GradValue, GradGate                  *tensor.View `role:"out"`
 }
 
 // Pointwise is out = f(inputs), where each element is a function of the inputs' at the same place.

@@ -45,6 +45,51 @@ var activationBackward = operation{
 	},
 }
 
+// activationCurvature is the backward of activation_backward, for gradients of gradients:
+//
+//	grad_grad_output = grad_grad_input act'(input)
+//	grad_input       = (grad_grad_input grad_output) act''(input)
+//
+// With output = act(input), of a kind whose slope follows from it, the input is not read, and
+// grad_input is the gradient to the output.
+var activationCurvature = operation{
+	Signature: Signature{
+		"activation_backward_backward",
+		append(arguments("grad_grad_input [...]", "grad_output [...]", "input? [...]"), Argument{Name: "output", Shape: "[...]", Optional: true, Default: true, Kept: true}),
+		arguments("grad_grad_output [...]", "grad_input [...]"),
+	},
+	kinds:  activations,
+	shapes: activationCurvatureShapes,
+	problem: func(c *Call, h backend.Header) backend.Problem {
+		p := &backend.ActivationCurvature{
+			Header: h, GradGradInput: c.input(0), GradOutput: c.input(1), Output: c.input(3), GradGradOutput: c.output(0), GradInput: c.output(1),
+		}
+		if p.Output == nil {
+			p.Input = c.input(2)
+		}
+		return p
+	},
+}
+
+func activationCurvatureShapes(c *Call, _ []*tensor.View) ([][]int64, error) {
+	if c.input(3) != nil {
+		if err := fromOutput(c); err != nil {
+			return nil, err
+		}
+	} else if c.input(2) == nil {
+		return nil, check.Invalid(c.Op, "input", "missing, want a tensor, or the output in its place")
+	}
+	shape := c.input(0).Shape
+	for i, a := range [3]string{"grad_output", "input", "output"} {
+		if v := c.input(1 + i); v != nil {
+			if err := check.Shape(c.Op, a, v.Shape, shape, "grad_grad_input's"); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return [][]int64{shape, shape}, nil
+}
+
 // A gated activation:
 //
 //	out        = value * act(gate)
@@ -109,6 +154,32 @@ var (
 			return p
 		},
 	}
+	gatedActivationCurvature = operation{
+		Signature: Signature{
+			"gated_activation_backward_backward", arguments("grad_grad_input ~[2, 8]", "grad_output ~[2, 4]", "input ~[2, 8]"),
+			arguments("grad_grad_output ~[2, 4]", "grad_input ~[2, 8]"),
+		},
+		kinds: gatedKinds, defaultKind: "swiglu",
+		halves: true,
+		splits: true,
+		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
+			half, err := split(c.Op, c, c.input(2))
+			if err != nil {
+				return nil, err
+			}
+			if err := check.Shape(c.Op, "grad_output", c.input(1).Shape, half, "half of the input's shape"); err != nil {
+				return nil, err
+			}
+			return [][]int64{half, c.input(2).Shape}, check.Shape(c.Op, "grad_grad_input", c.input(0).Shape, c.input(2).Shape, "the input's shape")
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			p := &backend.GatedCurvature{Header: h, GradOutput: c.input(1), GradGradOutput: c.output(0)}
+			p.GradGradValue, p.GradGradGate = halves(c.input(0), c.Dim, c.Gate)
+			p.Value, p.Gate = halves(c.input(2), c.Dim, c.Gate)
+			p.GradValue, p.GradGate = halves(c.output(1), c.Dim, c.Gate)
+			return p
+		},
+	}
 	gatedProduct = operation{
 		Signature: Signature{"gated_product", arguments("value [...]", "gate [...]"), arguments("out [...]")},
 		kinds:     gatedKinds, defaultKind: "swiglu",
@@ -142,6 +213,29 @@ var (
 				Header: h, GradOutput: c.input(0), Value: c.input(1), Gate: c.input(2),
 				GradValue: c.output(0), GradGate: c.output(1),
 				GradBiasValue: tensor.Aligned(c.output(2), c.input(1).Rank()), GradBiasGate: tensor.Aligned(c.output(3), c.input(1).Rank()),
+			}
+		},
+	}
+	gatedProductCurvature = operation{
+		Signature: Signature{
+			"gated_product_backward_backward",
+			arguments("grad_grad_value [...]", "grad_grad_gate [...]", "grad_output [...]", "value [...]", "gate [...]"),
+			arguments("grad_grad_output [...]", "grad_value [...]", "grad_gate [...]"),
+		},
+		kinds: gatedKinds, defaultKind: "swiglu",
+		shapes: func(c *Call, _ []*tensor.View) ([][]int64, error) {
+			shape := c.input(3).Shape
+			for i, a := range [5]string{"grad_grad_value", "grad_grad_gate", "grad_output", "value", "gate"} {
+				if err := check.Shape(c.Op, a, c.input(i).Shape, shape, "the value's shape"); err != nil {
+					return nil, err
+				}
+			}
+			return [][]int64{shape, shape, shape}, nil
+		},
+		problem: func(c *Call, h backend.Header) backend.Problem {
+			return &backend.GatedCurvature{
+				Header: h, GradGradValue: c.input(0), GradGradGate: c.input(1), GradOutput: c.input(2), Value: c.input(3), Gate: c.input(4),
+				GradGradOutput: c.output(0), GradValue: c.output(1), GradGate: c.output(2),
 			}
 		},
 	}

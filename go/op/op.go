@@ -116,8 +116,9 @@ type operation struct {
 }
 
 var operations = slices.Concat([]operation{
-	matmul, matmulBackward, linear, linearBackward, activationForward, activationBackward,
-	gatedActivation, gatedActivationBackward, gatedProduct, gatedProductBackward, lerp, lerpBackward,
+	matmul, matmulBackward, linear, linearBackward, activationForward, activationBackward, activationCurvature,
+	gatedActivation, gatedActivationBackward, gatedActivationCurvature,
+	gatedProduct, gatedProductBackward, gatedProductCurvature, lerp, lerpBackward,
 }, learnableOperations(), []operation{
 	gatedLinear, gatedLinearBackward, mlp, mlpBackward, gatedMLP, gatedMLPBackward,
 	groupedLinear, groupedLinearBackward, experts, expertsBackward,

@@ -154,9 +154,10 @@ func (o operation) backward(b operation, kept ...string) operation {
 			if err := check.Shape(c.Op, a.Name, v.Shape, want, whose); err != nil {
 				return nil, err
 			}
-			if info, _ := activation.Lookup(c.Kind); a.Name == "output" && !info.FromOutput {
-				return nil, check.Invalid(c.Op, "output", "given for %q, whose derivative cannot be computed from the output: pass preactivation, or use one of %s", c.Kind,
-					strings.Join(activation.NamesFromOutput(), ", "))
+			if a.Name == "output" {
+				if err := fromOutput(c); err != nil {
+					return nil, err
+				}
 			}
 		}
 		var shapes [][]int64
@@ -173,6 +174,16 @@ func (o operation) backward(b operation, kept ...string) operation {
 		return shapes, nil
 	}
 	return b
+}
+
+// fromOutput refuses an output in place of the preactivation, of a kind whose slope does not follow
+// from it.
+func fromOutput(c *Call) error {
+	if info, _ := activation.Lookup(c.Kind); info.FromOutput {
+		return nil
+	}
+	return check.Invalid(c.Op, "output", "given for %q, whose derivative cannot be computed from the output: pass preactivation, or use one of %s", c.Kind,
+		strings.Join(activation.NamesFromOutput(), ", "))
 }
 
 // isWeight tells whether an operand of a product is a weight or a bias by its name.

@@ -17,13 +17,16 @@ from tests.support.tiers import in_turns, nightly
 from tests.support.ulp import (
     ACTIVATIONS,
     BOUND,
+    CURVATURE_BOUND,
     DTYPES,
     FAR,
     FROM_OUTPUT,
     OTHERS,
     arguments,
+    curvature_of,
     far_arguments,
     flushed_below,
+    measure_curvature,
     measure_far_slope,
     measure_slope,
     measure_slope_from_output,
@@ -69,6 +72,15 @@ def test_slope(activation: str, dtype: torch.dtype, device: str) -> None:
         slope = slope_of(activation, preactivation=x)
     measured = measure_slope(activation, x, slope, flushed_below(device))
     assert measured.ulps <= BOUND[device][dtype], f"{activation}'({measured.argument})"
+
+
+@pytest.mark.parametrize("device", [device for device in DEVICES if device in CURVATURE_BOUND])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@activations
+def test_curvature(activation: str, dtype: torch.dtype, device: str) -> None:
+    x = arguments(activation, dtype, COUNT).to(memory_of(device))
+    measured = measure_curvature(activation, x, curvature_of(activation, x))
+    assert measured.ulps <= CURVATURE_BOUND[device][dtype], f"{activation}''({measured.argument})"
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,13 @@ from tests.support.cases import parsed
 from tests.support.tiers import THIRD, in_turns, thorough
 from tests.support.ulp import (
     ACTIVATIONS,
+    CURVATURE_BOUND,
     DTYPES,
     FROM_OUTPUT,
     OTHERS,
     Worst,
     arguments,
+    measure_curvature,
     measure_slope,
     measure_slope_from_output,
     measure_value,
@@ -77,6 +79,17 @@ def test_value_and_slope(activation: str, dtype: torch.dtype) -> None:
     (gated,) = elementwise("gated", activation, ones, x)
     both = elementwise("gated_backward", activation, ones, ones, x, outputs=2)
     assert same(gated, value) and same(both[0], value) and same(both[1], slope)
+
+
+@cases
+@activations
+def test_curvature(activation: str, dtype: torch.dtype) -> None:
+    x = arguments(activation, dtype, COUNT)
+    ones = torch.ones_like(x)
+    slope, curvature = elementwise("curvature", activation, ones, ones, x, outputs=2)
+    check(measure_slope(activation, x, slope), dtype, f"{activation}'")
+    measured, bound = measure_curvature(activation, x, curvature), CURVATURE_BOUND["cuda"][dtype]
+    assert measured.ulps <= bound, f"{activation}'' at {measured.argument} is {measured.ulps:.3f} units off"
 
 
 @cases

@@ -41,7 +41,8 @@ def as_leaf(value: Any) -> Any:
 
 def test_every_operator_has_a_call_and_a_backward() -> None:
     assert set(FUNCTIONS) == set(NAMES) <= set(epigrad.__all__)
-    assert {operator.name for operator in ops.OPERATORS} == {*NAMES, *(f"{name}_backward" for name in NAMES)}
+    first = {operator.name for operator in ops.OPERATORS if not operator.row.is_second}
+    assert first == {*NAMES, *(f"{name}_backward" for name in NAMES)}
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own

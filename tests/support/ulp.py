@@ -99,6 +99,11 @@ BOUND = {
     "cuda": {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0},
     "webgpu": {torch.float32: 10.0, torch.bfloat16: 1.0, torch.float16: 1.0},
 }
+# The same of second derivatives, in units of their largest term. They round a few times more.
+CURVATURE_BOUND = {
+    "cpu": {torch.float64: 6.0, torch.float32: 5.0, torch.bfloat16: 0.51, torch.float16: 0.51},
+    "cuda": {torch.float64: 8.0, torch.float32: 8.0, torch.bfloat16: 1.0, torch.float16: 1.0},
+}
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,19 @@ def measure_value(activation: str, x: Tensor, result: Tensor, flushed: float = 0
 @mpmath.workdps(definitions.DIGITS)  # whatever another module has set since
 def measure_slope(activation: str, x: Tensor, result: Tensor, flushed: float = 0.0) -> Worst:
     return worst(result, x, ((r[1], r[2]) for r in (reference(activation, at) for at in x.tolist())), flushed)
+
+
+def curvature_of(activation: str, x: Tensor) -> Tensor:
+    """act''(x)."""
+    kind, ones = parsed(Activation, activation), torch.ones_like(x)
+    second = torch.ops.epigrad.activation_backward_backward
+    curvature: Tensor = second(ones, ones, x, kind.name, parameters=list(kind.values))[1]
+    return curvature
+
+
+@mpmath.workdps(definitions.DIGITS)  # whatever another module has set since
+def measure_curvature(activation: str, x: Tensor, result: Tensor) -> Worst:
+    return worst(result, x, (definitions.curvature(activation, mpf(at)) for at in x.tolist()))
 
 
 @mpmath.workdps(definitions.DIGITS)  # whatever another module has set since

@@ -5,6 +5,8 @@
 package cuda
 
 import (
+	"cmp"
+
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/backend"
 	"github.com/epigrad/epigrad/go/backend/lower"
@@ -81,6 +83,20 @@ func (b *builder) gatedBackward(p *backend.GatedBackward) {
 	suffix := p.Formula + "_" + p.DType.Short()
 	f := function{name: "gated_backward_" + suffix, outputs: 2, vectors: 1, interleaved: "gated_backward_pairs_" + suffix}
 	b.elementwise(f, numbers{}, p.GradValue, p.GradGate, p.GradOutput, p.Value, p.Gate)
+}
+
+func (b *builder) activationCurvature(p *backend.ActivationCurvature) {
+	name, suffix := "curvature_", p.Formula+"_"+p.DType.Short()
+	if p.Output != nil {
+		name += "from_output_"
+	}
+	b.elementwise(function{name: name + suffix, outputs: 2, vectors: 1}, numbers{},
+		p.GradGradOutput, p.GradInput, p.GradGradInput, p.GradOutput, cmp.Or(p.Input, p.Output))
+}
+
+func (b *builder) gatedCurvature(p *backend.GatedCurvature) {
+	f := function{name: "gated_curvature_" + p.Formula + "_" + p.DType.Short(), outputs: 3, vectors: 1}
+	b.elementwise(f, numbers{}, p.GradGradOutput, p.GradValue, p.GradGate, p.GradGradValue, p.GradGradGate, p.GradOutput, p.Value, p.Gate)
 }
 
 // gradPreactivation adds a pass, whose views have any strides.

@@ -144,6 +144,10 @@ func (b *builder) plan(p backend.Problem) {
 		b.gated(p)
 	case *backend.GatedBackward:
 		b.gatedBackward(p)
+	case *backend.ActivationCurvature:
+		b.activationCurvature(p)
+	case *backend.GatedCurvature:
+		b.gatedCurvature(p)
 	case *backend.Pointwise:
 		b.pointwise(p)
 	case *backend.PointwiseBackward:

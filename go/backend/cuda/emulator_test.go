@@ -35,7 +35,7 @@ import (
 // detector, every operation runs and its invariants do not: the emulator does one thing at a time.
 func TestEmulatedKernels(t *testing.T) {
 	if testing.Short() {
-		defer optest.OnlyMethods(t, "^Test(Activation|Blocks|Experts$|Gated|GemmEpilogue|GroupedLinear|Learnable|Lerp)|NaN")()
+		defer optest.OnlyMethods(t, "^Test(Activation|Blocks|Curvature|Experts$|Gated|GemmEpilogue|GroupedLinear|Learnable|Lerp)|NaN")()
 	}
 	defer optest.Hurry(t)()
 	optest.Run(t, newEmulated(t))

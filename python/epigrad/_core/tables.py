@@ -181,6 +181,11 @@ class Operation:
         return self.name.endswith("_backward")
 
     @property
+    def is_second(self) -> bool:
+        """Whether it is the backward of a backward, which has no function."""
+        return self.forward.endswith("_backward")
+
+    @property
     def kind_argument(self) -> str:
         """What a function calls the kind."""
         return "activation" if self.kinds == "activation" else "kind"

@@ -37,6 +37,43 @@ def _of_one(name: str, **rules: Any) -> Rules:
     )
 
 
+def _filled(_: Any, *tensors: Tensor | None) -> tuple[Tensors, tuple[()]]:
+    # A gradient that did not come is 0, and what was not kept is multiplied by such a gradient.
+    like = next(tensor for tensor in tensors if tensor is not None)
+    zeros = like.new_zeros(()).expand(like.shape)
+    return tuple([zeros if tensor is None else tensor for tensor in tensors]), ()
+
+
+def _of_gradients(value: Callable[..., Tensors], count: int, **rules: Any) -> Rules:
+    """The rules of a backward operation with `count` gradients that has a backward of its own.
+
+    `value` has the gradients, of a call and tensors. Where an output stands for the last tensor,
+    so does its gradient.
+    """
+
+    def backward(call: Call, _: Any, needs: Needs, *tensors: Tensor | None) -> Tensors:
+        if count > 1:
+            tensors = _filled(None, *tensors)[0]
+        grads, operands = tensors[:count], list(tensors[count:])
+        places = [place for place, tensor in enumerate(operands) if tensor is not None]
+
+        def of(*chosen: Tensor) -> Tensors:
+            for place, tensor in zip(places, chosen, strict=True):
+                operands[place] = tensor
+            return value(call, *operands)
+
+        wide = [formulas.computed(tensor) for tensor in operands if tensor is not None]
+        pull = torch.func.vjp(of, *wide)[1]
+        found = zip(pull(tuple([formulas.computed(grad) for grad in grads])), needs, strict=True)  # type: ignore[arg-type]
+        return tuple([gradient.to(grads[0].dtype) if need else None for gradient, need in found])  # type: ignore[union-attr]
+
+    return Rules(value, backward, **rules)
+
+
+def _gated_product_gradients(call: Call, grad: Tensor, value: Tensor, gate: Tensor) -> Tensors:
+    return formulas.gated_backward(call.gated, grad, value, gate, (True, True))
+
+
 def _halved(call: Call, input: Tensor) -> shapes.Shapes:
     place, sizes = range(input.dim())[call.dim], input.shape
     return ((*sizes[:place], shapes.half(call.op, "input", sizes[place]), *sizes[place + 1 :]),)
@@ -134,6 +171,17 @@ def _with_parameters(name: str, row: formulas.Learnable) -> Rules:
 
 RULES = {
     "activation": _of_one("activation"),
+    "activation_backward": _of_gradients(
+        lambda call, *tensors: (layers.grad_of_hidden(call, *tensors),),
+        1,
+        operands=lambda _, *tensors: ((*tensors, None)[:4], ()),  # the output is the last
+    ),
+    "gated_activation_backward": _of_gradients(
+        lambda call, *tensors: (layers.grad_of_hidden(call, *tensors),),
+        1,
+        shapes=lambda call, grad, input: (input.shape,),
+    ),
+    "gated_product_backward": _of_gradients(_gated_product_gradients, 2, operands=_filled),
     "gated_activation": _of_one("gated_activation", shapes=_halved),
     "gated_product": Rules(
         lambda call, value, gate: formulas.gated_unrounded(call.gated, value, gate).to(value.dtype),

@@ -143,10 +143,10 @@ def _everywhere(given: Given, *names: str) -> list[Way]:
     return [([way] * len(names), None, way) for way in (Replicate(), *map(Shard, range(given[names[0]].ndim)))]
 
 
-def _gated_activation(given: Given) -> list[Way]:
+def _gated_activation(given: Given, *names: str) -> list[Way]:
     """By every dimension but the one that is split in halves."""
     split = given.get("dim", -1) % given["input"].ndim
-    return [way for way in _everywhere(given, "input") if way[2] != Shard(split)]
+    return [way for way in _everywhere(given, *names) if way[2] != Shard(split)]
 
 
 def _lerp(given: Given) -> list[Way]:
@@ -183,7 +183,10 @@ _WAYS: dict[str, Callable[[Given], list[Way]]] = {
     "matmul_bias_activation": _matmul,
     "linear": _linear,
     "activation": lambda given: _everywhere(given, "input"),
-    "gated_activation": _gated_activation,
+    "activation_backward": lambda given: _everywhere(given, "grad_output", "input"),
+    "gated_activation_backward": lambda given: _gated_activation(given, "grad_output", "input"),
+    "gated_product_backward": lambda given: _everywhere(given, "grad_output", "value", "gate"),
+    "gated_activation": lambda given: _gated_activation(given, "input"),
     "gated_product": lambda given: _everywhere(given, "value", "gate"),
     "lerp": _lerp,
     **{name: partial(_learnable, OPS[name].tensors[1:]) for name in formulas.LEARNABLE},
@@ -259,7 +262,7 @@ def _gradient_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
     else:
         grads = [_part_of(operand, out) for operand in operands]
     placements = dict(zip(forward.tensors, operands, strict=True))
-    placements |= {"grad_output": out, "preactivation": hidden, "output": out}
+    placements |= {operator.row.tensors[0]: out, "preactivation": hidden, "output": out}
     of_inputs = dict(zip(forward.tensors, grads, strict=True))
     names = [operator.row.tensors[place] for place in operator.row.gradients]
     needs: Sequence[bool] = given.get("needs", (True,) * len(names))

@@ -1,6 +1,7 @@
 package reference
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/epigrad/epigrad/go/backend"
@@ -106,6 +107,25 @@ func newActivationBackward(p *backend.ActivationBackward) (backend.Kernel, error
 	}, []*tensor.View{p.GradInput, p.Out}, []*tensor.View{p.GradBias, nil}, all(p.GradOutput, p.Input)), nil
 }
 
+func newActivationCurvature(p *backend.ActivationCurvature) (backend.Kernel, error) {
+	activation, err := formulaOf(portable.Lookup, p.Formula)
+	if err != nil {
+		return nil, err
+	}
+	at := cmp.Or(p.Input, p.Output)
+	return backward(p, func(parameters []float64) formula {
+		act := activation(parameters)
+		gradients, curvatures := act.Gradients, act.Curvatures
+		if p.Input == nil {
+			gradients, curvatures = act.GradientsFromOutput, act.CurvaturesFromOutput
+		}
+		return func(out, in [][]float64) {
+			gradients(out[0], in[0], in[2])
+			curvatures(out[1], in[0], in[1], in[2])
+		}
+	}, []*tensor.View{p.GradGradOutput, p.GradInput}, nil, all(p.GradGradInput, p.GradOutput, at)), nil
+}
+
 func newGated(p *backend.Gated) (backend.Kernel, error) {
 	gate, err := formulaOf(portable.LookupGated, p.Formula)
 	if err != nil {
@@ -126,6 +146,17 @@ func newGatedBackward(p *backend.GatedBackward) (backend.Kernel, error) {
 		gated := gate(parameters)
 		return func(out, in [][]float64) { gated.Gradients(out[0], out[1], in[0], in[1], in[2]) }
 	}, []*tensor.View{p.GradValue, p.GradGate}, []*tensor.View{p.GradBiasValue, p.GradBiasGate}, all(p.GradOutput, p.Value, p.Gate)), nil
+}
+
+func newGatedCurvature(p *backend.GatedCurvature) (backend.Kernel, error) {
+	gate, err := formulaOf(portable.LookupGated, p.Formula)
+	if err != nil {
+		return nil, err
+	}
+	return backward(p, func(parameters []float64) formula {
+		gated := gate(parameters)
+		return func(out, in [][]float64) { gated.Curvatures(out[0], out[1], out[2], in[0], in[1], in[2], in[3], in[4]) }
+	}, []*tensor.View{p.GradGradOutput, p.GradValue, p.GradGate}, nil, all(p.GradGradValue, p.GradGradGate, p.GradOutput, p.Value, p.Gate)), nil
 }
 
 func newPointwise(p *backend.Pointwise) (backend.Kernel, error) {

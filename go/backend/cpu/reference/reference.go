@@ -24,10 +24,14 @@ func Select(p backend.Problem) (backend.Kernel, error) {
 		return newActivation(p)
 	case *backend.ActivationBackward:
 		return newActivationBackward(p)
+	case *backend.ActivationCurvature:
+		return newActivationCurvature(p)
 	case *backend.Gated:
 		return newGated(p)
 	case *backend.GatedBackward:
 		return newGatedBackward(p)
+	case *backend.GatedCurvature:
+		return newGatedCurvature(p)
 	case *backend.Pointwise:
 		return newPointwise(p)
 	case *backend.PointwiseBackward:

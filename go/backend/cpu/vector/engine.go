@@ -6,6 +6,7 @@
 package vector
 
 import (
+	"cmp"
 	"runtime"
 	"unsafe"
 
@@ -41,10 +42,14 @@ func (e *Engine) Select(p backend.Problem) backend.Kernel {
 		return e.activation(p)
 	case *backend.ActivationBackward:
 		return e.activationBackward(p)
+	case *backend.ActivationCurvature:
+		return e.activationCurvature(p)
 	case *backend.Gated:
 		return e.gated(p)
 	case *backend.GatedBackward:
 		return e.gatedBackward(p)
+	case *backend.GatedCurvature:
+		return e.gatedCurvature(p)
 	case *backend.Pointwise:
 		return e.pointwise(p)
 	case *backend.PointwiseBackward:
@@ -114,6 +119,22 @@ func (e *Engine) activationBackward(p *backend.ActivationBackward) backend.Kerne
 	operands := operandsOf([]*tensor.View{p.GradInput, p.Out}, p.GradOutput, p.Input)
 	pass := e.pass("activation_backward_"+p.Formula, p.DType, operands)
 	return e.onePass(p, pass, targets{p.GradBias}, p.Input)
+}
+
+func (e *Engine) activationCurvature(p *backend.ActivationCurvature) backend.Kernel {
+	name := "curvature_"
+	if p.Output != nil {
+		name += "from_output_"
+	}
+	operands := operandsOf([]*tensor.View{p.GradGradOutput, p.GradInput}, p.GradGradInput, p.GradOutput, cmp.Or(p.Input, p.Output))
+	return e.onePass(p, e.pass(name+p.Formula, p.DType, operands), targets{}, nil)
+}
+
+func (e *Engine) gatedCurvature(p *backend.GatedCurvature) backend.Kernel {
+	operands := operandsOf(
+		[]*tensor.View{p.GradGradOutput, p.GradValue, p.GradGate}, p.GradGradValue, p.GradGradGate, p.GradOutput, p.Value, p.Gate,
+	)
+	return e.onePass(p, e.pass("gated_curvature_"+p.Formula, p.DType, operands), targets{}, nil)
 }
 
 func (e *Engine) gated(p *backend.Gated) backend.Kernel {

@@ -186,8 +186,8 @@ ACTIVATIONS: dict[str, Formula] = {
     "gelu": Formula(lambda x: x * _gaussian_cdf(x), _gelu_backward, composed=functional.gelu),
     "gelu_tanh": Formula(_gelu_tanh, _gelu_tanh_backward, composed=lambda x: functional.gelu(x, approximate="tanh")),
     "silu": Formula(lambda x: x * torch.sigmoid(x), _silu_backward, composed=functional.silu),
-    "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, lambda grad, y: grad * (y * (1 - y))),
-    "tanh": Formula(torch.tanh, _tanh_backward, lambda grad, y: grad * (1 - y * y)),
+    "sigmoid": Formula(torch.sigmoid, _sigmoid_backward, torch.ops.aten.sigmoid_backward),
+    "tanh": Formula(torch.tanh, _tanh_backward, torch.ops.aten.tanh_backward),
     "leaky_relu": Formula(
         lambda x, slope: torch.where(x > 0, x, slope * x),
         lambda grad, x, slope: torch.where(x > 0, grad, slope * grad),
@@ -451,6 +451,12 @@ def grad_preactivation(
     if preactivation is None:
         return computed(grad)
     return formula.backward(computed(grad), computed(preactivation), *activation.values)
+
+
+def between(call: Call) -> Call:
+    """The operation between the products of layers, as a call of its own."""
+    op, dim = ("gated_activation", -1) if call.is_gated else ("activation", 0)
+    return Call(op, call.kind, call.parameters, dim, call.gate, backend=call.backend)
 
 
 def split_gate(input: Tensor, dim: int, gate: int) -> tuple[Tensor, Tensor]:

@@ -79,6 +79,20 @@ def lies_transposed(weight: Tensor) -> bool:
     return weight.ndim == 2 or weight.stride(0) == weight.shape[1] * weight.shape[2]
 
 
+@dataclass(frozen=True, slots=True)
+class By:
+    """How a formula of layers is computed.
+
+    Attributes:
+        core: what computes passes over elements; None is PyTorch.
+        formed: whether the values of products count. Else only gradients of them do, and products
+            that nothing else reads are not computed.
+    """
+
+    core: Launcher | None = None
+    formed: bool = True
+
+
 @dataclass(slots=True)
 class Problem:
     """One backward; `call` is forward's. `run` and `formula` take the same tensors.
@@ -107,12 +121,25 @@ class Problem:
             tensors, shapes = operands(shapes, *tensors)
         return self.core.launch(self.call.backward, tensors, needs, None, shapes)
 
-    def formula(self, needs: Needs, *tensors: Tensor | None, **hidden: Tensor) -> Tensors:
-        """The gradients by differentiable operations."""
+    def formula(self, needs: Needs, *tensors: Tensor | None, by: By | None = None, **options: Any) -> Tensors:
+        """The gradients by differentiable operations, those of layers as `by` says."""
         if row_of(self.call.op + "_backward", len(tensors)).is_adapted:
             value, scales = MATHS[self.call.op].value, scales_of(self.core)
-            return adapted.gradients(value, self.call, scales, needs, *tensors, **hidden)
-        return MATHS[self.call.op].backward(self.call, self.shapes, needs, *tensors, **hidden)
+            return adapted.gradients(value, self.call, scales, needs, *tensors, **options)
+        if by is not None and OPS[self.call.op].keeps and self.is_fused:
+            options["by"] = by
+        return MATHS[self.call.op].backward(self.call, self.shapes, needs, *tensors, **options)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the core has the backward of gradients."""
+        return self.call.backend != "webgpu"
+
+    @property
+    def second(self) -> Problem | None:
+        """The backward of its gradients, None where the core has none."""
+        has_one = self.is_fused and f"{self.call.backward.op}_backward" in OPS
+        return Problem(self.core, self.call.backward) if has_one else None
 
 
 def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
@@ -149,6 +176,9 @@ class Gradient(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         wanted = asked(ctx, ctx.needs_input_grad[2:])
+        problem: Problem = ctx.problem
+        if problem.second is not None and any(grad is not None for grad in grads):
+            return (None, None, *differentiate(problem.second, wanted, *grads, *ctx.saved_tensors))
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             # Aliases: two arguments may be one tensor, and each gets its own part of the gradient.
@@ -159,7 +189,7 @@ class Gradient(Function):
                     t if t is None else t.detach().requires_grad_(want)
                     for t, want in zip(ctx.saved_tensors, wanted, strict=True)
                 ]
-            outputs = ctx.problem.formula(ctx.needs, *tensors)
+            outputs = problem.formula(ctx.needs, *tensors, by=By(problem.core, formed=False))
         pairs = [
             (output, grad)
             for output, grad in zip(outputs, grads, strict=True)
@@ -295,7 +325,8 @@ class Layers(Fused):
             if has_graph:
                 refuse_graph(problem.call.op, sinks, needs)
         if grad_hidden is not None:
-            grads = problem.formula(needs, grad_output, *ctx.saved_tensors, grad_hidden=grad_hidden)
+            options = {"grad_hidden": grad_hidden, "by": By(problem.core)}
+            grads = problem.formula(needs, grad_output, *ctx.saved_tensors, **options)
         elif sinks is not None and not has_graph:
             grads = _into_sinks(problem, sinks, needs, grad_output, *ctx.saved_tensors)
         elif grad_output is not None:

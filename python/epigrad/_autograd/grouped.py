@@ -17,7 +17,18 @@ from torch.func import debug_unwrap
 
 from epigrad import errors
 from epigrad._autograd import formulas
-from epigrad._autograd.layers import Needs, Pair, Product, activated, added, grad_of_hidden, hidden_of, layer_backward
+from epigrad._autograd.functions import By
+from epigrad._autograd.layers import (
+    FORMULAS,
+    Needs,
+    Pair,
+    Product,
+    activated,
+    added,
+    grad_of_hidden,
+    hidden_of,
+    layer_backward,
+)
 from epigrad._core.call import Call
 from epigrad._core.checks import PLAIN
 from epigrad._core.launcher import Tensors
@@ -70,6 +81,9 @@ class Groups(Product):
             self.outer(grad, input) if needs[1] and input is not None else None,
         )
 
+    def biases(self, bias: Tensor, shape: Sequence[int] = ()) -> Tensor:
+        return self.of_vectors(bias)
+
     def sums(self, grad: Tensor, shape: Sequence[int] = ()) -> Tensor:
         return torch.stack([torch.where(chosen, grad, 0).sum(0) for chosen in self.chosen])
 
@@ -113,6 +127,7 @@ def grouped_linear_backward(
     preactivation: Tensor | None,
     *,
     grad_hidden: Tensor | None = None,
+    by: By = FORMULAS,
 ) -> Tensors:
     given = grad if grad is not None else grad_hidden
     assert given is not None
@@ -120,7 +135,7 @@ def grouped_linear_backward(
     if not groups.chosen:
         return _zeros(given, needs, shapes[:3])
     tensors = (grad, input, weight, bias, preactivation)
-    return layer_backward(groups, call, shapes, needs, *tensors, grad_hidden=grad_hidden)
+    return layer_backward(groups, call, shapes[:3], needs, *tensors, grad_hidden=grad_hidden, by=by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,7 @@ def experts_backward(
     index: Tensor,
     *rest: Tensor | None,
     grad_hidden: Tensor | None = None,
+    by: By = FORMULAS,
 ) -> Tensors:
     """The gradients of `experts` to all but the index."""
     scale, weight_in, bias_in, weight_out, bias_out, preactivation = rest
@@ -221,15 +237,15 @@ def experts_backward(
             assert weight_out is not None
             through = groups.product(rows, formulas.computed(weight_out))
             if need_scale:
-                of_slots = (hidden_of(call, slots) * through).sum(-1, keepdim=True)
+                of_slots = (hidden_of(call, slots, by) * through).sum(-1, keepdim=True)
                 if bias_out is not None:
                     biases = groups.of_vectors(formulas.computed(bias_out))
                     of_slots = of_slots + (biases * torch.where(groups.selected, rows, 0)).sum(-1, keepdim=True)
                 of_scale = torch.where(groups.selected, of_slots, 0).reshape(index.shape).to(scale.dtype)
             if any(first):
-                grad_pre = grad_of_hidden(call, scales * through, slots)
+                grad_pre = grad_of_hidden(call, scales * through, slots, by=by)
         if need_weight_out:
-            of_weight_out = groups.outer(rows, scales * hidden_of(call, slots)).to(dtype)
+            of_weight_out = groups.outer(rows, scales * hidden_of(call, slots, by)).to(dtype)
         if need_bias_out and shapes[6] is not None:
             of_bias_out = groups.sums(scales * torch.where(groups.selected, rows, 0)).to(dtype)
     if grad_hidden is not None:

@@ -16,13 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional
 
 from epigrad._autograd import formulas
 from epigrad._autograd.adapted import Adapted
+from epigrad._autograd.functions import By, Elementwise, Problem, differentiate
 from epigrad._core.call import Call
-from epigrad._core.launcher import Tensors
+from epigrad._core.launcher import Launcher, Tensors
 from epigrad._core.tables import OPS
+
+FORMULAS = By()
+"""All by PyTorch operations."""
 
 Needs = Sequence[bool]
 Pair = tuple[Tensor, Tensor]
@@ -55,10 +60,14 @@ class Product:
         dtype: torch.dtype,
         shapes: Sequence[Any],
         needs: Needs,
+        formed: bool = True,
     ) -> Tensors:
         """The gradients to input, weight and bias of the unrounded one to the preactivation, in a
         dtype. The shapes are those of the three.
         """
+        if not formed:
+            gradients: Tensors = _Unformed.apply(self, tuple(shapes), tuple(needs), grad.to(dtype), input, weight)
+            return gradients
         products = self.products(grad.to(dtype), input, weight, shapes, needs)
         return *products, self.sums(grad, shapes[2]).to(dtype) if needs[2] and shapes[2] is not None else None
 
@@ -69,9 +78,52 @@ class Product:
         found = _linear_gradients if self.transposed else _matmul_gradients
         return found(grad, input, weight, shapes, needs)
 
+    def biases(self, bias: Tensor, shape: Sequence[int]) -> Tensor:
+        """The bias in every row of a preactivation."""
+        return bias.expand(shape)
+
     def sums(self, grad: Tensor, shape: Sequence[int]) -> Tensor:
         """The gradient to the bias."""
         return grad.sum_to_size(tuple(shape)) if len(shape) else grad.sum()
+
+
+class _Unformed(Function):
+    """`Product.gradients` whose values nobody reads: they are empty, and have gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        product: Product,
+        shapes: Sequence[Any],
+        needs: Needs,
+        grad: Tensor,
+        input: Tensor | None,
+        weight: Tensor | None,
+    ) -> Tensors:
+        ctx.product, ctx.shapes = product, shapes
+        ctx.save_for_backward(grad, input, weight)
+        ctx.set_materialize_grads(False)
+        wanted = [shape if need else None for shape, need in zip(shapes, needs, strict=True)]
+        return tuple([None if shape is None else grad.new_empty(()).expand(shape) for shape in wanted])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Of products of two tensors, which are linear in both."""
+        grad, input, weight = ctx.saved_tensors
+        product, shapes, (of_input, of_weight, of_bias) = ctx.product, ctx.shapes, grads
+        _, _, _, needs_grad, needs_input, needs_weight = ctx.needs_input_grad
+        found = None
+        if needs_grad:
+            if of_input is not None:
+                found = product.plain(of_input, weight, of_bias)
+            elif of_bias is not None:
+                found = product.biases(of_bias, grad.shape)
+            if of_weight is not None:
+                more = product.plain(input, of_weight, None)
+                found = more if found is None else found + more
+        to_input, _ = product.products(grad, None, of_weight, shapes, (needs_input and of_weight is not None, False))
+        _, to_weight = product.products(grad, of_input, None, shapes, (False, needs_weight and of_input is not None))
+        return None, None, None, found, to_input, to_weight
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -142,15 +194,45 @@ def activated(call: Call, preactivation: Tensor, composed: bool = False) -> Tens
     return formulas.gated_composed(call.gated, *_halves(call, preactivation))
 
 
-def hidden_of(call: Call, preactivation: Tensor) -> Tensor:
-    """The same, unrounded."""
+class _FromOutput(Function):
+    """A gradient from the saved output, whose backward the core computes."""
+
+    @staticmethod
+    def forward(ctx: Any, core: Launcher, call: Call, grad: Tensor, output: Tensor) -> Tensor:
+        ctx.problem = Problem(core, call.backward)
+        ctx.save_for_backward(grad, output)
+        return formulas.grad_preactivation(call.activation, grad, None, output).to(grad.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        grad_output, output = ctx.saved_tensors
+        return None, None, *differentiate(ctx.problem, ctx.needs_input_grad[2:], grad, grad_output, None, output)
+
+
+def hidden_of(call: Call, preactivation: Tensor, by: By = FORMULAS) -> Tensor:
+    """The same, unrounded if PyTorch computes it."""
+    if by.core is not None:
+        hidden: Tensor = Elementwise.apply(by.core, formulas.between(call), preactivation)
+        return hidden
     if not call.is_gated:
         return formulas.unrounded(call.activation, preactivation)
     return formulas.gated_unrounded(call.gated, *_halves(call, preactivation))
 
 
-def grad_of_hidden(call: Call, grad: Tensor, preactivation: Tensor | None, output: Tensor | None = None) -> Tensor:
-    """The gradient to the preactivation from that to what it becomes, unrounded."""
+def grad_of_hidden(
+    call: Call, grad: Tensor, preactivation: Tensor | None, output: Tensor | None = None, by: By = FORMULAS
+) -> Tensor:
+    """The gradient to the preactivation from that to what it becomes, unrounded if PyTorch computes
+    it."""
+    if by.core is not None and call.kind != "none":
+        between = formulas.between(call)
+        if output is not None:
+            from_output: Tensor = _FromOutput.apply(by.core, between, grad.to(output.dtype), output)
+            return from_output
+        assert preactivation is not None
+        (gradient,) = differentiate(Problem(by.core, between), (True,), grad.to(preactivation.dtype), preactivation)
+        assert gradient is not None
+        return gradient
     if not call.is_gated:
         return formulas.grad_preactivation(call.activation, grad, preactivation, output)
     assert preactivation is not None
@@ -187,17 +269,18 @@ def layer_backward(
     output: Tensor | None = None,
     *,
     grad_hidden: Tensor | None = None,
+    by: By = FORMULAS,
 ) -> Tensors:
     grad_pre = None
     if grad is not None:
         if call.kind != "none" and preactivation is None and output is None:
             assert input is not None and weight is not None
             preactivation = product.value(input, weight, bias)
-        grad_pre = grad_of_hidden(call, grad, preactivation, output)
+        grad_pre = grad_of_hidden(call, grad, preactivation, output, by)
     total = added(grad_pre, grad_hidden)
     given = grad if grad is not None else grad_hidden
     assert total is not None and given is not None
-    return product.gradients(total, input, weight, given.dtype, shapes, needs)
+    return product.gradients(total, input, weight, given.dtype, shapes, needs, by.formed)
 
 
 def gated_linear(
@@ -222,25 +305,24 @@ def gated_linear_backward(
     input: Tensor | None,
     *rest: Tensor | None,
     grad_hidden: Tensor | None = None,
+    by: By = FORMULAS,
 ) -> Tensors:
     weight_value, weight_gate, bias_value, bias_gate, preactivation = rest
-    halves: Tensors = (None, None)
+    grad_pre = None
     if grad is not None:
         if preactivation is None:
             assert input is not None and weight_value is not None and weight_gate is not None
             _, preactivation = gated_linear(call, input, weight_value, weight_gate, bias_value, bias_gate)
-        halves = formulas.gated_backward(call.gated, grad, *formulas.split_gate(preactivation, -1, 0), (True, True))
-    if grad_hidden is not None:
-        extras = formulas.split_gate(grad_hidden, -1, 0)
-        halves = tuple([added(half, extra) for half, extra in zip(halves, extras, strict=True)])
+        grad_pre = grad_of_hidden(call, grad, preactivation, by=by)
+    total = added(grad_pre, grad_hidden)
     given = grad if grad is not None else grad_hidden
-    assert given is not None
+    assert total is not None and given is not None
+    halves = formulas.split_gate(total, -1, 0)
     grad_input, of_weights, of_biases = None, [], []
     for place, (half, weight) in enumerate(zip(halves, (weight_value, weight_gate), strict=True)):
-        assert half is not None
         places = (0, 1 + place, 3 + place)
         of = [shapes[i] for i in places], [needs[i] for i in places]
-        of_input, of_weight, of_bias = LINEAR.gradients(half, input, weight, given.dtype, *of)
+        of_input, of_weight, of_bias = LINEAR.gradients(half, input, weight, given.dtype, *of, by.formed)
         grad_input = of_input if grad_input is None or of_input is None else grad_input + of_input
         of_weights.append(of_weight)
         of_biases.append(of_bias)
@@ -270,6 +352,7 @@ def block_backward(
     input: Tensor | None,
     *rest: Tensor | None,
     grad_hidden: Tensor | None = None,
+    by: By = FORMULAS,
 ) -> Tensors:
     weight1, bias1, weight2, _, preactivation = rest
     given = grad if grad is not None else grad_hidden
@@ -281,12 +364,15 @@ def block_backward(
     second: list[Tensor | None] = [None, None]
     grad_pre = None
     if grad is not None:
-        hidden = hidden_of(call, preactivation).to(given.dtype) if needs[3] and preactivation is not None else None
-        of_second = ((*grad.shape[:-1], shapes[3][1]), *shapes[3:]), (first, *needs[3:])
-        grad_activated, *second = LINEAR.gradients(formulas.computed(grad), hidden, weight2, given.dtype, *of_second)
-        if grad_activated is not None:
-            grad_pre = grad_of_hidden(call, grad_activated, preactivation)
+        hidden = hidden_of(call, preactivation, by).to(given.dtype) if needs[3] and preactivation is not None else None
+        of_hidden = (*grad.shape[:-1], shapes[3][1])
+        if first:
+            (grad_activated, _) = LINEAR.products(grad, None, weight2, (of_hidden, shapes[3]), (True, False))
+            assert grad_activated is not None
+            grad_pre = grad_of_hidden(call, grad_activated, preactivation, by=by)
+        of_second = (of_hidden, *shapes[3:]), (False, *needs[3:])
+        _, *second = LINEAR.gradients(formulas.computed(grad), hidden, weight2, given.dtype, *of_second, by.formed)
     total = added(grad_pre, grad_hidden)
     if total is None or not first:
         return None, None, None, *second
-    return (*LINEAR.gradients(total, input, weight1, given.dtype, shapes, needs), *second)
+    return (*LINEAR.gradients(total, input, weight1, given.dtype, shapes[:3], needs[:3], by.formed), *second)

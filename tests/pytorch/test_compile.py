@@ -11,7 +11,10 @@ import epigrad
 import pytest
 import torch
 from epigrad import backward, forward
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, jacrev, jvp, vmap
@@ -327,6 +330,36 @@ def test_export(op: str, device: str, tmp_path: Path) -> None:
     loaded: Any = torch.export.load(path).module()
     for input in (x,) if fixed else (x, torch.cat([x, x])):
         assert_same_bits(loaded(input).detach(), network(input).detach())
+
+
+@pytest.mark.skipif(not hasattr(torch._dynamo.config, "trace_autograd_ops"), reason="PyTorch traces no inner gradient")
+@on_devices
+@pytest.mark.parametrize("kind", ["silu", "tanh", "swiglu"])
+def test_an_inner_gradient_is_traced_or_refused(kind: str, device: str) -> None:
+    gated = kind == "swiglu"
+    tensors = [
+        torch.randn(shape, device=device, requires_grad=True) for shape in ((5, 4), (8, 4), (3, 4 if gated else 8))
+    ]
+
+    def loss(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        out = epigrad.gated_mlp(x, v, None, w, None) if gated else epigrad.linear(epigrad.linear(x, v, None, kind), w)
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return first.square().sum() + out.sum()
+
+    names: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        names.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    want = torch.autograd.grad(loss(*tensors), tensors)
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compiled = torch.compile(loss, fullgraph=True, backend=aot_autograd(fw_compiler=backend))
+        torch.testing.assert_close(torch.autograd.grad(compiled(*tensors), tensors), want)
+    assert any("backward_backward" in name for name in names)
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported, match="trace_autograd_ops"):
+        torch.compile(loss, fullgraph=True, backend="aot_eager")(*tensors)
 
 
 class Everything(nn.Module):

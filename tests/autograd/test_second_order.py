@@ -9,9 +9,11 @@ from collections.abc import Callable
 import epigrad
 import pytest
 import torch
+import torch.distributed as dist
 from epigrad import errors
 from epigrad.kinds import Activation, activation_of
 from torch import Tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -156,3 +158,22 @@ def test_bits_are_those_of_the_dispatched_way() -> None:
         seen = second()
     for one, other in zip(second(), seen, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["activation", "gated_activation", "gated_product"])
+def test_sharded_tensors_have_the_same_second_derivatives(name: str) -> None:
+    function, shapes, _ = LAYERS[name]
+    leaves = _leaves(*shapes)
+
+    def second(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        (first,) = torch.autograd.grad(function(*tensors).sum(), tensors[:1], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), tensors)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        sharded = [distribute_tensor(leaf.detach(), mesh, [Shard(0)]).requires_grad_() for leaf in leaves]
+        for got, want in zip(second(sharded), second(leaves), strict=True):
+            torch.testing.assert_close(got.full_tensor(), want)  # type: ignore[attr-defined]
+    finally:
+        dist.destroy_process_group()

@@ -262,7 +262,8 @@ def _gradient_rule(operator: Operator, given: Given, way: Way) -> Rule | None:
     else:
         grads = [_part_of(operand, out) for operand in operands]
     placements = dict(zip(forward.tensors, operands, strict=True))
-    placements |= {operator.row.tensors[0]: out, "preactivation": hidden, "output": out}
+    placements |= {name: out for name in operator.row.tensors if name.startswith("grad_")}
+    placements |= {"preactivation": hidden, "output": out}
     of_inputs = dict(zip(forward.tensors, grads, strict=True))
     names = [operator.row.tensors[place] for place in operator.row.gradients]
     needs: Sequence[bool] = given.get("needs", (True,) * len(names))

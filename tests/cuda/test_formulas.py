@@ -22,12 +22,12 @@ from tests.support.cases import parsed
 from tests.support.tiers import THIRD, in_turns, thorough
 from tests.support.ulp import (
     ACTIVATIONS,
-    CURVATURE_BOUND,
     DTYPES,
     FROM_OUTPUT,
     OTHERS,
     Worst,
     arguments,
+    curvature_bound,
     measure_curvature,
     measure_slope,
     measure_slope_from_output,
@@ -88,7 +88,7 @@ def test_curvature(activation: str, dtype: torch.dtype) -> None:
     ones = torch.ones_like(x)
     slope, curvature = elementwise("curvature", activation, ones, ones, x, outputs=2)
     check(measure_slope(activation, x, slope), dtype, f"{activation}'")
-    measured, bound = measure_curvature(activation, x, curvature), CURVATURE_BOUND["cuda"][dtype]
+    measured, bound = measure_curvature(activation, x, curvature), curvature_bound(activation, "cuda", dtype)
     assert measured.ulps <= bound, f"{activation}'' at {measured.argument} is {measured.ulps:.3f} units off"
 
 

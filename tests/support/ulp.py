@@ -99,11 +99,43 @@ BOUND = {
     "cuda": {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0},
     "webgpu": {torch.float32: 10.0, torch.bfloat16: 1.0, torch.float16: 1.0},
 }
-# The same of second derivatives, in units of their largest term. They round a few times more.
-CURVATURE_BOUND = {
-    "cpu": {torch.float64: 6.0, torch.float32: 5.0, torch.bfloat16: 0.51, torch.float16: 0.51},
-    "cuda": {torch.float64: 8.0, torch.float32: 8.0, torch.bfloat16: 1.0, torch.float16: 1.0},
+# How often the longest path of a second derivative's formula rounds, in kernels/portable, cpu and
+# cuda. Each rounding moves the result by at most a unit in the last place of its largest term: no
+# step amplifies an error, and a factor that enters squared counts twice. With v = beta x,
+#
+#   logistic'(v) times a factor   6: e^-v, 1+e twice, its square, the product, the quotient
+#   tanh(v/2) as a factor         5: e^-v, which (1-e) doubles at most, 1-e, 1+e, the quotient
+#   2 - v tanh(v/2) as a factor   5: a sum, and e^-v, 1-e, 1+e, the quotient in its smaller term
+#
+# and the others by their formulas in kernels/portable/curvature.go.
+CURVATURE_ROUNDINGS = {
+    "hardswish": 1,
+    "elu": 4,
+    "selu": 4,
+    "celu": 4,
+    "softplus": 6,
+    "gelu": 6,
+    "sigmoid": 11,
+    "tanh": 11,
+    "silu": 11,
+    "swish": 13,
+    "quick_gelu": 13,
+    "softcap": 13,
+    "mish": 18,
+    "gelu_tanh": 19,
 }
+
+
+def curvature_bound(activation: str, device: str, dtype: torch.dtype) -> float:
+    """What a second derivative may be off, in units of its largest term.
+
+    In half types all roundings but the last are of float32, as for values and slopes. A GPU has a
+    reciprocal and a product for each of at most three quotients.
+    """
+    if dtype.itemsize == 2:
+        return BOUND[device][dtype]
+    roundings = CURVATURE_ROUNDINGS.get(activation.partition("(")[0], 0)
+    return float(roundings + (3 if roundings and device == "cuda" else 0))
 
 
 @dataclass(frozen=True)

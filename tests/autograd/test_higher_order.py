@@ -3,7 +3,8 @@ every dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import epigrad
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from tests.support import oracle
 from tests.support.cases import ACTIVATIONS, DTYPES, GATED_IN_PRODUCTS, GATED_KINDS, GATES, IN_PRODUCTS, SAVE_MODES
 from tests.support.devices import on_devices
+from tests.support.operators import FUNCTIONS
 from tests.support.tiers import THIRD, in_turns, thorough
 
 Operation = Callable[..., Tensor]
@@ -64,6 +66,18 @@ def _gemm_operations() -> dict[str, tuple[Operation, tuple[Tensor, ...]]]:
     return operations
 
 
+def _experts(kind: str, has_biases: bool) -> tuple[Operation, tuple[Tensor, ...]]:
+    """Three experts, of which a slot of the last token selects none."""
+    index = torch.tensor([[0, 1], [2, 0], [1, 3]])
+    hidden = 4 if kind in ("swiglu", "geglu") else 2
+
+    def call(x: Tensor, scale: Tensor, w1: Tensor, w2: Tensor, *biases: Tensor) -> Tensor:
+        b1, b2 = biases or (None, None)
+        return epigrad.experts(x, index.to(x.device), scale, w1, b1, w2, b2, kind)
+
+    return call, _operands((3, 3), (3, 2), (3, hidden, 3), (3, 3, 2), *[(3, hidden), (3, 3)] * has_biases)
+
+
 def _elementwise_operations() -> dict[str, tuple[Operation, tuple[Tensor, ...]]]:
     operations: dict[str, tuple[Operation, tuple[Tensor, ...]]] = {}
     for kind in GATED_KINDS:
@@ -94,6 +108,9 @@ def _elementwise_operations() -> dict[str, tuple[Operation, tuple[Tensor, ...]]]
                 lambda x, w1, w2, kind=kind, gate=gate: epigrad.gated_mlp(x, w1, None, w2, None, kind, gate=gate),
                 _operands((2, 3), (4, 3), (2, 2), odd_signs=kinked),
             )
+    for kind in ("tanh", "softplus", "swiglu", "geglu"):
+        for bias in ("", "-biases"):
+            operations[f"experts-{kind}{bias}"] = _experts(kind, bool(bias))
     operations["prelu"] = (epigrad.prelu, _operands((2, 3), (), odd_signs=True))
     operations["prelu-channels"] = (epigrad.prelu, _operands((2, 3, 2), (3,), odd_signs=True))
     for beta in (0.5, -0.25):
@@ -131,7 +148,9 @@ THIRD_ORDER = [
     "matmul-gelu-auto",
     "matmul-tanh-auto",
     "linear-silu",
+    "linear-tanh",
     "mlp-gelu_tanh",
+    "experts-swiglu-biases",
     "gated-swiglu-second",
     "product-geglu",
     "gated_linear-swiglu",
@@ -161,35 +180,68 @@ def _second_order(function: Operation, operands: tuple[Tensor, ...]) -> tuple[Te
     return torch.autograd.grad(sum(((g * g).sum() for g in first), start=out.sum()), operands)
 
 
-@on_devices
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", GATED_KINDS, ids=str)
-def test_second_order_is_as_near_to_the_reference_as_pytorch(
-    device: str, kind: str | epigrad.Gated, dtype: torch.dtype
-) -> None:
-    """Into the tails too, where gradcheck's small inputs do not reach.
+LAYERS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "linear": ((64, 24), (40, 24), (40,)),
+    "gated_linear": ((64, 24), (40, 24), (40, 24), (40,), (40,)),
+    "mlp": ((64, 24), (40, 24), (40,), (24, 40), (24,)),
+    "gated_mlp": ((64, 24), (80, 24), (80,), (24, 40), (24,)),
+    "experts": ((64, 24), (64, 2), (3, 80, 24), (3, 80), (3, 24, 40), (3, 24)),
+}
 
-    PyTorch's error in float64 is taken from the one in float32. The reference may be
-    as far off as epigrad.
+
+def _assert_as_near_as_pytorch(
+    ours: Operation, theirs: Operation, exact: Operation, operands: Sequence[Tensor], dtype: torch.dtype
+) -> None:
+    """The rule for errors, with the largest element as the size of the terms.
+
+    PyTorch's error in float64 is taken from the one in float32. The reference may be as far off as
+    epigrad.
     """
     measured = torch.float32 if dtype == torch.float64 else dtype
     ratio = torch.finfo(dtype).eps / torch.finfo(measured).eps
     factor = 3.0 if dtype == torch.float64 else 1.5
-    row = oracle.GATED[kind]
-    generator = torch.Generator().manual_seed(3)
-    value, gate = ((3 * torch.randn(64, 65, generator=generator)).to(dtype).to(device) for _ in range(2))
+    rounded = [x.to(dtype) for x in operands]
 
     def second_order(function: Operation, as_dtype: torch.dtype) -> tuple[Tensor, ...]:
-        operands = tuple(x.detach().to(as_dtype).requires_grad_() for x in (value, gate))
-        return tuple(x.to(torch.float64) for x in _second_order(function, operands))
+        leaves = tuple(x.detach().to(as_dtype).requires_grad_() for x in rounded)
+        return tuple(x.to(torch.float64) for x in _second_order(function, leaves))
 
-    exact = second_order(row.value, torch.float64)
-    theirs = second_order(row.eager, measured)
-    ours = second_order(lambda v, g: epigrad.gated_product(v, g, kind), dtype)
-    for got, want, other in zip(ours, exact, theirs, strict=True):
+    results = (second_order(exact, torch.float64), second_order(theirs, measured), second_order(ours, dtype))
+    for want, other, got in zip(*results, strict=True):
         largest = want.abs().max()
         allowed = factor * ratio * (other - want).abs().max() + torch.finfo(dtype).eps / 2 * largest
         assert (got - want).abs().max() <= allowed
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [*ACTIVATIONS, *GATED_KINDS], ids=str)
+def test_second_order_is_as_near_to_the_reference_as_pytorch(
+    device: str, kind: str | epigrad.Activation | epigrad.Gated, dtype: torch.dtype
+) -> None:
+    """Into the tails too, where gradcheck's small inputs do not reach."""
+    generator = torch.Generator().manual_seed(3)
+    value, gate = ((3 * torch.randn(64, 65, generator=generator)).to(device) for _ in range(2))
+    if kind in GATED_KINDS:
+        row = oracle.GATED[kind]
+        ours = partial(epigrad.gated_product, kind=kind)
+        _assert_as_near_as_pytorch(ours, row.eager, row.value, (value, gate), dtype)
+    else:
+        of_one = oracle.ACTIVATIONS[kind]
+        ours = partial(epigrad.activation, activation=kind)
+        _assert_as_near_as_pytorch(ours, of_one.eager, of_one.value, (value,), dtype)
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", LAYERS)
+def test_second_order_of_layers_is_as_near_to_the_reference_as_pytorch(
+    device: str, op: str, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    drawn = [torch.randn(shape, generator=generator).to(device) / shape[-1] ** 0.25 for shape in LAYERS[op]]
+    call = FUNCTIONS[op]
+    _assert_as_near_as_pytorch(call.function, call.eager, call.eager, drawn, dtype)
 
 
 @on_devices

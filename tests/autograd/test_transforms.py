@@ -12,7 +12,7 @@ import torch
 from epigrad import errors
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
 from tests.support.devices import needs, on_devices
@@ -227,6 +227,46 @@ def test_forward_mode(op: str, device: str) -> None:
         duals = [forward_ad.make_dual(t, tangent) for t, tangent in zip(tensors, tangents, strict=True)]
         got, want = (forward_ad.unpack_dual(function(*duals)) for function in (call.function, call.eager))
         assert_close((got.primal, got.tangent), (want.primal, want.tangent))
+
+
+@feature("func.grad")
+@on_devices
+@each_function
+def test_second_derivatives_along_a_direction(op: str, device: str) -> None:
+    """By each composition of two transforms, by autograd, by dual tensors over autograd, and by
+    autograd's own batches."""
+    call, tensors = FUNCTIONS[op], tuple(doubles(op, device))
+    places, tangents = tuple(range(len(tensors))), tuple(torch.cos(t) for t in tensors)
+
+    def results(function: Callable[..., Tensor]) -> list[Any]:
+        def scalar(*arguments: Tensor) -> Tensor:
+            return function(*arguments).sin().sum()
+
+        def of_autograd(*arguments: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(scalar(*arguments), arguments, create_graph=True)
+
+        def forward_over_reverse(*tangents: Tensor) -> Any:
+            return jvp(grad(scalar, places), tensors, tangents)[1]
+
+        leaves = tuple(t.clone().requires_grad_() for t in tensors)
+        first = of_autograd(*leaves)
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(t, tangent) for t, tangent in zip(leaves, tangents, strict=True)]
+            of_duals = [forward_ad.unpack_dual(each).tangent for each in of_autograd(*duals)]
+        return [
+            forward_over_reverse(*tangents),
+            vmap(forward_over_reverse)(*[torch.stack([t, -2 * t]) for t in tangents]),
+            grad(lambda *given: jvp(scalar, given, tangents)[1], places)(*tensors),
+            vjp(grad(scalar, places), *tensors)[1](tangents),
+            torch.autograd.grad(first, leaves, tangents, retain_graph=True),
+            torch.autograd.grad(
+                first, leaves, tuple(torch.stack([t, -2 * t]) for t in tangents), is_grads_batched=True
+            ),
+            of_duals,
+        ]
+
+    for got, want in zip(results(call.function), results(call.eager), strict=True):
+        assert_close(got, want)
 
 
 @each_function

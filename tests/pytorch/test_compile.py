@@ -360,6 +360,8 @@ def test_an_inner_gradient_is_traced_or_refused(kind: str, device: str) -> None:
     torch._dynamo.reset()
     with pytest.raises(Unsupported, match="trace_autograd_ops"):
         torch.compile(loss, fullgraph=True, backend="aot_eager")(*tensors)
+    with pytest.raises(RuntimeError, match="aot_autograd does not currently support double backward"):
+        torch.autograd.grad(torch.compile(loss, backend="aot_eager")(*tensors), tensors)
 
 
 class Everything(nn.Module):

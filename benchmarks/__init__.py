@@ -10,6 +10,7 @@ runner is that of ``python -m epigrad bench`` (`epigrad.cli.runner`). In reading
     models      training steps of models, also by Liger and as CUDA graphs
     experts     transformers' own mixtures of experts, and SonicMoE's shapes
     lora        blocks and experts with LoRA, beside PEFT's own
+    second      a step of a network that learns from its gradient
     sonicmoe    its experts as one of transformers' implementations
     ways        the ways to compute products with epilogues on Hopper
     invariance  layers whose rows do not depend on each other

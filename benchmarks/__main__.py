@@ -15,7 +15,7 @@ from epigrad.cli.operations import DTYPES
 from epigrad.cli.report import check_paths, command
 from epigrad.cli.runner import Subject, run
 
-from benchmarks import cpu, cuda, experts, invariance, lora, models, parallel, ways, webgpu
+from benchmarks import cpu, cuda, experts, invariance, lora, models, parallel, second, ways, webgpu
 
 SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "cpu": cpu.subject,
@@ -25,12 +25,13 @@ SUBJECTS: dict[str, Callable[[argparse.Namespace], Subject]] = {
     "experts": experts.subject,
     "sonicmoe": experts.subject_beside_sonicmoe,
     "lora": lora.subject,
+    "second": second.subject,
     "parallel": parallel.subject,
     "ways": ways.subject,
     "invariance": invariance.subject,
 }
-# What a subject needs: a GPU, or these four take one where it is there.
-_ON_EITHER, _ON_CUDA = ("models", "experts", "lora", "parallel"), ("sonicmoe", "ways", "invariance")
+# What a subject needs: a GPU, or these five take one where it is there.
+_ON_EITHER, _ON_CUDA = ("models", "experts", "lora", "second", "parallel"), ("sonicmoe", "ways", "invariance")
 DEVICES = dict.fromkeys(_ON_EITHER, "cpu") | dict.fromkeys(_ON_CUDA, "cuda")
 _EPILOG = """\
 examples:
@@ -51,7 +52,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"one or more of {', '.join(SUBJECTS)}")
     made.add_argument("--all-kinds", action="store_true", help="on cpu, every activation and gated kind")
     made.add_argument(
-        "--device", choices=("cpu", "cuda"), help="of models, experts, lora and parallel (default: cuda if available)"
+        "--device",
+        choices=("cpu", "cuda"),
+        help=f"of {', '.join(_ON_EITHER)} (default: cuda if available)",
     )
     add_options(made, DTYPES)
     return made

@@ -437,6 +437,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			row, _ := activation.Lookup(formula)
 			both("activation_" + formula)
 			both("grad_preactivation_columns_" + formula)
+			both("curvature_" + formula)
 			if row.Frequent {
 				one("gemm_epilogue_small_" + formula)
 				one("gemm_epilogue_backward_small_" + formula)
@@ -454,6 +455,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			if row.FromOutput {
 				both("grad_preactivation_from_output_" + formula)
 				both("grad_preactivation_from_output_columns_" + formula)
+				both("curvature_from_output_" + formula)
 				one("gemm_epilogue_backward_small_from_output_" + formula)
 			}
 		}
@@ -463,6 +465,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			both("gated_" + formula)
 			both("gated_backward_" + formula)
 			both("gated_backward_columns_" + formula)
+			both("gated_curvature_" + formula)
 			one("gated_pairs_" + formula)
 			one("gated_backward_pairs_" + formula)
 			ofHopper("gated_linear_sm90_"+formula, "128")

@@ -16,6 +16,7 @@ import epigrad
 import pytest
 import torch
 from epigrad import Activation, backward, cli, forward, plan
+from epigrad._autograd import functions
 from epigrad._check import bounds, expected, formulas, modes, search
 from epigrad._check.drawing import drawn
 from epigrad._check.modes import MODES
@@ -118,6 +119,21 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     wrong_in(monkeypatch, backward, "prelu_backward", change)
     assert found("correct", "prelu").startswith("grad_input: ")
+
+
+@pytest.mark.parametrize("op", ["activation", "gated_activation", "gated_product"])
+def test_a_wrong_gradient_of_a_gradient_is_found(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    def change(problem: functions.Problem, *given: Any) -> Any:
+        *gradients, last = own(problem, *given)
+        return (*gradients, last * 1.02 if problem.call.op.endswith("_backward") else last)
+
+    kind = "silu" if op == "activation" else "swiglu"
+    sizes = "1x2x3x4" if op == "gated_activation" else "2x3x4"
+    problem = Problem.read(f"{op} kind={kind} sizes={sizes} entry=second")
+    assert search.verdict("correct", problem, "cpu") == ""
+    own = functions.Problem.run
+    monkeypatch.setattr(functions.Problem, "run", change)
+    assert search.verdict("correct", problem, "cpu").startswith("second_")
 
 
 @pytest.mark.parametrize("op", ADAPTED)

@@ -207,17 +207,22 @@ class Bounded:
     def slope(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
         """The derivative of a function of one variable. Where it is 0 because a branch was chosen,
         a factor that is not finite stops."""
-        slope = self.through(lambda x: _derivative(formula, x))
+        return self._derived(functools.partial(_derivative, formula))
 
+    def curvature(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
+        """The second derivative, likewise."""
+        return self._derived(functools.partial(_second_derivative, formula))
+
+    def _derived(self, derivative: Callable[..., Tensor]) -> Bounded:
         def stops() -> tuple[Tensor, Tensor]:
             known = self.error.isfinite()
             # a branch that is chosen by the function's value, as limit_after's, is by a rounded one
             far = torch.where(known, self.error + ARGUMENT * self.unit * self.size, 0.0)
             points = (self.value, self.value + far, self.value - far)
-            here, above, below = (_derivative(formula, x, torch.inf) == 0 for x in points)
+            here, above, below = (derivative(x, torch.inf) == 0 for x in points)
             return here & above & below & known, here | above | below | ~known
 
-        return replace(slope, stops=stops)
+        return replace(self.through(derivative), stops=stops)
 
     def stored(self) -> Bounded:
         """Rounded to the tensors' dtype, beyond whose range anything may come of it."""
@@ -283,6 +288,16 @@ def _derivative(formula: Callable[[Tensor], Tensor], x: Tensor, upstream: float 
         y = formula(x)
         (slope,) = torch.autograd.grad(y, x, torch.full_like(y, upstream))
     return slope
+
+
+def _second_derivative(formula: Callable[[Tensor], Tensor], x: Tensor, upstream: float = 1.0) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(formula(x).sum(), x, create_graph=True)
+        if not slope.requires_grad:
+            return torch.zeros_like(x)
+        (curvature,) = torch.autograd.grad(slope, x, torch.full_like(x, upstream), materialize_grads=True)
+    return curvature
 
 
 def breach(got: Tensor, want: Bounded) -> str:

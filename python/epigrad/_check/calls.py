@@ -87,6 +87,8 @@ def run(problem: Problem, inputs: Inputs) -> Results:
             return _into(problem, inputs)
         if problem.entry == "array":
             return _on_arrays(problem, inputs)
+        if problem.entry == "second":
+            return _second(problem, inputs)
         watching = _Watching() if problem.entry == "dispatcher" else contextlib.nullcontext()  # type: ignore[no-untyped-call]
         with watching:
             return _autograd(problem, inputs)
@@ -104,6 +106,19 @@ def _autograd(problem: Problem, inputs: Inputs) -> Results:
     wanted = [leaf for leaf in leaves.values() if leaf is not None and leaf.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, inputs.grad) if wanted else ())
     return (out.detach(), *[next(found) if ask else None for ask in asked])
+
+
+def _second(problem: Problem, inputs: Inputs) -> Results:
+    """Output, all gradients, and the gradients of their products with the operands."""
+    grad = inputs.grad.detach().requires_grad_()
+    leaves = {
+        name: tensor if tensor is None else tensor.detach().requires_grad_() for name, tensor in inputs.given.items()
+    }
+    wanted = [leaf for leaf in leaves.values() if leaf is not None]
+    out = _function(problem, leaves)
+    first = torch.autograd.grad(out, wanted, grad, create_graph=True)
+    second = torch.autograd.grad(first, [grad, *wanted], [leaf.detach() for leaf in wanted], materialize_grads=True)
+    return (out.detach(), *[gradient.detach() for gradient in first], *second)
 
 
 def _function(problem: Problem, operands: dict[str, Any]) -> Tensor:

@@ -363,6 +363,35 @@ EXPECTED: dict[str, Callable[..., Found]] = {
 adapters in their weights."""
 
 
+def _second_of_one(problem: Problem, grad: Bounded, x: Bounded) -> Expected:
+    formula = formulas.activation(problem.activation)
+    return x * x.slope(formula), product(x, grad, x.curvature(formula))
+
+
+def _second_of_gate(problem: Problem, grad: Bounded, value: Bounded, gate: Bounded) -> tuple[Bounded, Bounded, Bounded]:
+    """Value and gate are also what the two gradients are multiplied by."""
+    psi, phi = formulas.gated(problem.gated)
+    by_value, by_gate, slopes = value * grad, gate * grad, (value.slope(psi), gate.slope(phi))
+    return (
+        product(value, gate.through(phi), slopes[0]) + product(gate, value.through(psi), slopes[1]),
+        product(by_value, gate.through(phi), value.curvature(psi)) + product(by_gate, *slopes),
+        product(by_value, *slopes) + product(by_gate, value.through(psi), gate.curvature(phi)),
+    )
+
+
+def _second_of_halves(problem: Problem, grad: Bounded, x: Bounded) -> Expected:
+    dim = problem.options["dim"]
+    of_grad, of_value, of_gate = _second_of_gate(problem, grad, *_halves(x, dim, problem.gate))
+    return of_grad, _joined(of_value, of_gate, dim, problem.gate)
+
+
+def _second(problem: Problem, grad: Bounded, first: Any, *gate: Any) -> Expected:
+    """The gradients of the gradients' products with the operands themselves."""
+    if gate:
+        return _second_of_gate(problem, grad, first, *gate)
+    return (_second_of_halves if problem.is_gated else _second_of_one)(problem, grad, first)
+
+
 def expected_of(problem: Problem, grad: Bounded, given: Mapping[str, Bounded | None]) -> Expected:
     """The output and the gradients of the tensors that have them, by name."""
     scale = _number(problem.adapter_scale, grad)
@@ -379,4 +408,5 @@ def expected_of(problem: Problem, grad: Bounded, given: Mapping[str, Bounded | N
         if isinstance(each, Adapted):
             found[place] = each.weight
             of_adapters += [each.a.stored() * scale, each.b]
-    return (*found, *of_adapters)  # type: ignore[arg-type]  # no weight has an adapter now
+    second = _second(problem, grad, *own) if problem.entry == "second" else ()
+    return (*found, *of_adapters, *second)  # type: ignore[arg-type]  # no weight has an adapter now

@@ -23,7 +23,9 @@ SELU = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 
 def sigmoid(x: Tensor) -> Tensor:
     power = torch.where(x > 0, -x, x).exp()
-    return torch.where(x > 0, 1.0, power) / (1 + power)
+    near = x.abs() < 1  # where the second derivative of the quotient by autograd cancels
+    half = torch.where(near, x, 0.0) / 2
+    return torch.where(near, 0.5 + half.sinh() / half.cosh() / 2, torch.where(x > 0, 1.0, power) / (1 + power))
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -73,10 +75,10 @@ def softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
 
 
 def mish(x: Tensor) -> Tensor:
-    # tanh(log(1 + e^x)) is w / (w + 2) of w = e^x (e^x + 2); for x > 0, both over e^2x
+    # tanh(log(1 + e^x)) is w / (w + 2) of w = e^x (e^x + 2); for x > 0, 1 less the rest, over e^2x
     below, above = torch.where(x > 0, 0.0, x).exp(), (-torch.where(x > 0, x, 0.0)).exp()
-    low, high = below * (below + 2), 1 + 2 * above
-    return x * torch.where(x > 0, high / (high + 2 * above * above), low / (low + 2))
+    low, rest = below * (below + 2), 2 * above * above
+    return x * torch.where(x > 0, 1 - rest / (1 + 2 * above + rest), low / (low + 2))
 
 
 def hardswish(x: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ Mode = Callable[[Problem, str], str]
 
 
 def names_of(problem: Problem) -> tuple[str, ...]:
-    return "out", *[f"grad_{name}" for name in problem.shapes]
+    names = ("out", *[f"grad_{name}" for name in problem.shapes])
+    return (*names, *[f"second_{name}" for name in ("grad", *problem.shapes)]) if problem.entry == "second" else names
 
 
 def correct(problem: Problem, backend: str) -> str:
@@ -67,7 +68,7 @@ def _compared(problem: Problem, backend: str, inputs: Inputs, results: Results) 
         operand = name.removeprefix("grad_")
         if got.dtype != (right := dtype if name == "out" else problem.dtype_of_gradient(operand)):
             return f"{name}: {got.dtype}, want {right}"
-        if name != "out" and problem.is_added(operand):
+        if name.startswith("grad_") and problem.is_added(operand):
             want = want + exact(problem.held(operand))
         if wrong := breach(got, want):
             return f"{name}: {wrong}"

@@ -25,7 +25,7 @@ from epigrad.kinds import LEARNED, Activation, Gated
 DTYPES = tuple(tables.DTYPES)
 WAYS = (*LAYOUTS, UNALIGNED)
 """To lay out a tensor."""
-ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module")
+ENTRIES = ("autograd", "dispatcher", "stateless", "c", "plan", "module", "second")
 ARRAY = "array"
 """One way more, of the webgpu backend."""
 INTO = ("stateless", "c", "plan")
@@ -56,7 +56,8 @@ class Problem:
         save: the `save` of the call.
         entry: how it is called: a function with autograd, the same as an operator of PyTorch's
             dispatcher, functions without a graph that write into given tensors, the C interface,
-            plans, a module of epigrad.nn, or functions without a graph on arrays of an adapter.
+            plans, a module of epigrad.nn, the function and the gradients of its gradients, or
+            functions without a graph on arrays of an adapter.
         needs: flags of the gradients to compute, used in turns.
         seed: of the values.
         values: what they are, beside normal numbers.
@@ -136,7 +137,8 @@ class Problem:
     @property
     def entries(self) -> tuple[str, ...]:
         """The ways to call this operation with these sizes."""
-        return tuple([entry for entry in ENTRIES if entry != "module" or self.op in MODULES])
+        without = {"module": self.op not in MODULES, "second": f"{self.op}_backward_backward" not in tables.OPS}
+        return tuple([entry for entry in ENTRIES if not without.get(entry)])
 
     @property
     def takes_arrays(self) -> bool:

@@ -56,6 +56,9 @@ class Maths:
         keeps: of others: of a call and needs, whether forward keeps each tensor; None keeps all.
         operands: of a problem's shapes and tensors, the tensors and shapes that kernels get; None
             if they get the same.
+        second: the backward of `backward` by the core: of a problem, needs, the gradients to its
+            results and the tensors of the backward operation. If it is None, or gives None, what
+            `backward` does is differentiated, which takes longer for a few rows.
     """
 
     value: Callable[..., Any]
@@ -64,6 +67,7 @@ class Maths:
     reads: Callable[[str | None], Reads] | None = None
     keeps: Callable[[Call, Needs], Needs] | None = None
     operands: Callable[..., tuple[Tensors, tuple[Any, ...]]] | None = None
+    second: Callable[..., Tensors | None] | None = None
 
 
 MATHS: dict[str, Maths] = {}
@@ -135,11 +139,14 @@ class Problem:
         """Whether the core has the backward of gradients."""
         return self.call.backend != "webgpu"
 
-    @property
-    def second(self) -> Problem | None:
-        """The backward of its gradients, None where the core has none."""
-        has_one = self.is_fused and f"{self.call.backward.op}_backward" in OPS
-        return Problem(self.core, self.call.backward) if has_one else None
+    def second(self, wanted: Needs, grads: Tensors, *tensors: Tensor | None) -> Tensors | None:
+        """The backward of its gradients by the core, None if `formula` is to be differentiated."""
+        rule = MATHS[self.call.op].second
+        if not self.is_fused or all(grad is None for grad in grads):
+            return None
+        if f"{self.call.backward.op}_backward" in OPS:
+            return differentiate(Problem(self.core, self.call.backward), wanted, *grads, *tensors)
+        return None if rule is None or self.left_out is None else rule(self, wanted, grads, *tensors)
 
 
 def differentiate(problem: Problem, needs: Needs, *tensors: Tensor | None) -> Tensors:
@@ -177,8 +184,8 @@ class Gradient(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         wanted = asked(ctx, ctx.needs_input_grad[2:])
         problem: Problem = ctx.problem
-        if problem.second is not None and any(grad is not None for grad in grads):
-            return (None, None, *differentiate(problem.second, wanted, *grads, *ctx.saved_tensors))
+        if (second := problem.second(wanted, grads, *ctx.saved_tensors)) is not None:
+            return (None, None, *second)
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             # Aliases: two arguments may be one tensor, and each gets its own part of the gradient.

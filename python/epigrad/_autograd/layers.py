@@ -78,6 +78,32 @@ class Product:
         found = _linear_gradients if self.transposed else _matmul_gradients
         return found(grad, input, weight, shapes, needs)
 
+    def second(
+        self,
+        shapes: Sequence[Any],
+        needs: Needs,
+        grads: Tensors,
+        grad: Tensor,
+        input: Tensor | None,
+        weight: Tensor | None,
+    ) -> Tensors:
+        """The gradients of `gradients`' products, which are linear in each of two tensors."""
+        of_input, of_weight, of_bias = grads
+        found = None
+        if needs[0]:
+            if of_input is not None:
+                assert weight is not None
+                found = self.plain(of_input, weight, of_bias)
+            elif of_bias is not None:
+                found = self.biases(of_bias, grad.shape)
+            if of_weight is not None:
+                assert input is not None
+                more = self.plain(input, of_weight, None)
+                found = more if found is None else found + more
+        to_input, _ = self.products(grad, None, of_weight, shapes, (needs[1] and of_weight is not None, False))
+        _, to_weight = self.products(grad, of_input, None, shapes, (False, needs[2] and of_input is not None))
+        return found, to_input, to_weight
+
     def biases(self, bias: Tensor, shape: Sequence[int]) -> Tensor:
         """The bias in every row of a preactivation."""
         return bias.expand(shape)
@@ -108,22 +134,8 @@ class _Unformed(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Of products of two tensors, which are linear in both."""
-        grad, input, weight = ctx.saved_tensors
-        product, shapes, (of_input, of_weight, of_bias) = ctx.product, ctx.shapes, grads
-        _, _, _, needs_grad, needs_input, needs_weight = ctx.needs_input_grad
-        found = None
-        if needs_grad:
-            if of_input is not None:
-                found = product.plain(of_input, weight, of_bias)
-            elif of_bias is not None:
-                found = product.biases(of_bias, grad.shape)
-            if of_weight is not None:
-                more = product.plain(input, of_weight, None)
-                found = more if found is None else found + more
-        to_input, _ = product.products(grad, None, of_weight, shapes, (needs_input and of_weight is not None, False))
-        _, to_weight = product.products(grad, of_input, None, shapes, (False, needs_weight and of_input is not None))
-        return None, None, None, found, to_input, to_weight
+        found = ctx.product.second(ctx.shapes, ctx.needs_input_grad[3:], grads, *ctx.saved_tensors)
+        return (None, None, None, *found)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -281,6 +293,38 @@ def layer_backward(
     given = grad if grad is not None else grad_hidden
     assert total is not None and given is not None
     return product.gradients(total, input, weight, given.dtype, shapes, needs, by.formed)
+
+
+def layer_second(
+    product: Product,
+    problem: Problem,
+    wanted: Needs,
+    grads: Tensors,
+    grad: Tensor | None,
+    input: Tensor | None,
+    weight: Tensor | None,
+    _: Tensor | None,
+    preactivation: Tensor | None,
+    output: Tensor | None,
+) -> Tensors | None:
+    """The backward of `layer_backward` by the core: `grads` are the gradients to its results. None
+    where it forms the preactivation again, and has a gradient to that.
+    """
+    kept = preactivation if output is None else output
+    is_linear = problem.call.kind == "none"
+    if grad is None or (kept is None and not is_linear):
+        return None
+    grad_pre = grad_of_hidden(problem.call, grad, preactivation, output, By(problem.core))
+    of_pre = wanted[0], wanted[4] or wanted[5]
+    needs = any(of_pre), *wanted[1:3]
+    found, to_input, to_weight = product.second(problem.shapes, needs, grads, grad_pre, input, weight)
+    del grad_pre  # memory is highest in the pass below
+    to_grad, to_kept = found, None
+    if found is not None and not is_linear:
+        between = Problem(problem.core, formulas.between(problem.call).backward)
+        saved = (preactivation,) if output is None else (None, output)
+        to_grad, to_kept = differentiate(between, of_pre, found, grad, *saved)
+    return to_grad, to_input, to_weight, None, *((to_kept, None) if output is None else (None, to_kept))
 
 
 def gated_linear(

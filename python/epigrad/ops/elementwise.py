@@ -20,7 +20,7 @@ from epigrad._autograd.functions import Needs
 from epigrad._core.call import Call
 from epigrad._core.launcher import Tensors, overload
 from epigrad._core.tables import OPS
-from epigrad._core.torch_state import as_input
+from epigrad._core.torch_state import as_input, transforms_active
 from epigrad.ops import batching, shapes
 from epigrad.ops.operator import Rules
 
@@ -44,6 +44,17 @@ def _filled(_: Any, *tensors: Tensor | None) -> tuple[Tensors, tuple[()]]:
     return tuple([zeros if tensor is None else tensor for tensor in tensors]), ()
 
 
+def _pulled(of: Callable[..., Any], at: Sequence[Tensor], grads: tuple[Tensor, ...]) -> Sequence[Tensor]:
+    """The gradients of a function, differentiable themselves if grad mode is on."""
+    if transforms_active():
+        pull: Callable[..., tuple[Tensor, ...]] = torch.func.vjp(of, *at)[1]
+        return pull(grads)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in at]
+        return torch.autograd.grad(of(*own), own, grads, create_graph=create_graph, materialize_grads=True)
+
+
 def _of_gradients(value: Callable[..., Tensors], count: int, **rules: Any) -> Rules:
     """The rules of a backward operation with `count` gradients that has a backward of its own.
 
@@ -63,9 +74,9 @@ def _of_gradients(value: Callable[..., Tensors], count: int, **rules: Any) -> Ru
             return value(call, *operands)
 
         wide = [formulas.computed(tensor) for tensor in operands if tensor is not None]
-        pull = torch.func.vjp(of, *wide)[1]
-        found = zip(pull(tuple([formulas.computed(grad) for grad in grads])), needs, strict=True)  # type: ignore[arg-type]
-        return tuple([gradient.to(grads[0].dtype) if need else None for gradient, need in found])  # type: ignore[union-attr]
+        found = _pulled(of, wide, tuple([formulas.computed(grad) for grad in grads]))  # type: ignore[arg-type]
+        dtype = grads[0].dtype  # type: ignore[union-attr]
+        return tuple([gradient.to(dtype) if need else None for gradient, need in zip(found, needs, strict=True)])
 
     return Rules(value, backward, **rules)
 

@@ -18,7 +18,7 @@ const (
 	// accumulators and panels of a strip.
 	stripRows  = 256
 	stripBytes = 256 << 10
-	// fewRows are those up to which the right operand is not packed, and fewBytes limits the sums
+	// fewRows are those up to which no engine packs the right operand, and fewBytes limits the sums
 	// of such a strip: they stay in the nearest cache.
 	fewRows  = 8
 	fewBytes = 16 << 10
@@ -37,7 +37,16 @@ func (v *product) inStrips(to *sink, items int64) bool {
 // contiguous.
 func (v *product) inPlace() bool {
 	contiguous := isContiguous(&v.Right.Rows, v.DType) || isContiguous(&v.Right.Columns, v.DType)
-	return contiguous && v.Left.Rows.Length <= fewRows && v.behind == nil && !v.exchanged
+	return contiguous && v.Left.Rows.Length <= v.mostFew() && v.behind == nil && !v.exchanged
+}
+
+// mostFew is the rows up to which the right operand is not packed: without tiles as many as a
+// register has floats, if those are more.
+func (v *product) mostFew() int64 {
+	if v.form.Tiles() {
+		return fewRows
+	}
+	return max(fewRows, int64(v.engine.VectorBytes)/dtype.Float32.Size())
 }
 
 func isContiguous(a *layout.Axis, dt dtype.DType) bool {
@@ -126,5 +135,5 @@ func (v *product) cutFew(p *packed, limit int64) {
 		c.Across = min(units, divideUp(max(c.Across, tilesOfThread*limit), limit)*limit)
 	}
 	p.tiles.tile.Stride = divideUp(units, c.Across) * c.ColumnUnit
-	c.Scratch = 2 * fewRows * p.tiles.tile.Stride * v.sumSize // at most: tiles have as many rows
+	c.Scratch = 2 * max(b.rows, fewRows) * p.tiles.tile.Stride * v.sumSize // tiles have 16 rows
 }

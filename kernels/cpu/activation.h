@@ -14,7 +14,7 @@
 //
 // gradient is a selection where the activation is piecewise linear, so that relu'(x) = 0 also stops
 // an infinite or NaN g. Results of smooth ones are V(or_exact): lanes that are beyond the float
-// formulas come from exact's functions.
+// formulas come from exact's functions, those of gelu from wide's.
 //
 // NaN gives NaN. Infinities follow PyTorch: NaN where its formula has inf*0. So gelu, gelu_tanh and
 // silu are NaN at -inf, and their slopes are NaN at both infinities.
@@ -26,7 +26,7 @@
 // Real is a register of the arithmetic.
 #define Real V(v)
 #define Logistic V(logistic_t)
-#define Normal V(normal_t)
+#define Normal A(normal_t)
 #define C(x) V(set)(x)
 
 // none is x.
@@ -144,16 +144,16 @@ INLINE Real A(gelu_tanh_curvature)(Real h, Real x, Logistic p) {
 INLINE Normal A(gelu_parts)(Real x, numbers n) { return A(normal)(x); }
 INLINE Real A(gelu_value)(Real x, Normal p) {
   const Real y = A(normal_product)(x, p);
-  return V(or_exact)(p.beyond, exact_gelu_value_of(x), y);
+  return V(or_wide)(p.beyond, wide_gelu_value_of(x, (numbers){{0}}), y);
 }
 INLINE Real A(gelu_gradient)(Real g, Real x, Normal p) {
   const Real y = A(normal_product_slope)(g, x, p);
-  return V(or_exact)(p.beyond, exact_gelu_gradient_of(g, x), y);
+  return V(or_wide)(p.beyond, wide_gelu_gradient_of(g, x, (numbers){{0}}), y);
 }
 INLINE Real A(gelu_curvature)(Real h, Real x, Normal p) {
-  const Real y = A(normal_bend)(h, x, p);
+  const Real y = A(normal_curvature)(h, x, p);
   const V(m) beyond = V(less)(C(normal_last), V(abs)(x));
-  return V(or_exact)(beyond, exact_gelu_curvature_of(h, x), y);
+  return V(or_wide)(beyond, wide_gelu_curvature_of(h, x, (numbers){{0}}), y);
 }
 
 // tanh(x) is sigmoid(2x) - sigmoid(-2x). Its slope is 4 sigmoid'(2x).

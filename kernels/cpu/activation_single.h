@@ -1,9 +1,33 @@
 // Single's activations of decays (activation_decay.h): swish and softcap in float, the others by
-// wide's functions on both halves of a register. engine.h includes it.
+// wide's functions on both halves of a register; and wide's gelu. engine.h includes it.
 #pragma once
 
 #define FOR_EACH_IN_WIDE(macro) macro(elu) macro(softplus) macro(mish) macro(situ_gate)
-#define FOR_EACH_DECAY_FUNCTION(macro) FOR_EACH_IN_WIDE(macro) macro(swish) macro(softcap)
+#define FOR_EACH_IN_FLOAT(macro) macro(swish) macro(softcap) macro(gelu)
+
+// gelu (activation.h) far from 0, where gradients of up to 2^128 make a slope of 1e-83 visible.
+typedef struct {
+  d_v tail;  // W(|x|)
+  wide_decay_t decay;
+} wide_gelu_t;
+INLINE wide_gelu_t wide_gelu_parts(d_v x, numbers n) {
+  const d_v t = d_min(d_set(wide_normal_last), d_abs(x)), r = d_set(1) / (t + d_set(wide_normal_centre));
+  const d_v y = d_fma(d_set(-2 * wide_normal_centre), r, d_set(1));
+  return (wide_gelu_t){wide_normal_tail(y) * r, wide_decay_at((d_size_t){x * x * d_set(0.5), d_set(0)})};
+}
+INLINE d_v wide_gelu_value(d_v x, wide_gelu_t p) {
+  const d_v left = p.decay.e * p.tail;
+  return x * d_select(d_less(x, d_set(0)), left, d_set(1) - left);
+}
+INLINE d_v wide_gelu_gradient(d_v g, d_v x, wide_gelu_t p) {
+  const d_v left = p.decay.e * d_fma(d_abs(x), d_set(-wide_inv_sqrt_2pi), p.tail);
+  return g * d_select(d_less(x, d_set(0)), left, d_set(1) - left);
+}
+
+INLINE d_v wide_gelu_curvature(d_v h, d_v x, wide_gelu_t p) {
+  const d_v bend = d_select(d_at_most(p.decay.e, d_set(0)), x, d_fma(-x, x, d_set(2)));
+  return h * (d_set(wide_inv_sqrt_2pi) * p.decay.e * bend);
+}
 
 // Wide's functions of floats, for lanes that are beyond the float formulas. They are calls, since
 // such lanes are few.
@@ -19,7 +43,8 @@
     const d_v low = d_low(x), high = d_high(x);                                                                                                      \
     return f_rounded(wide_##act##_##of(d_low(g), low, wide_##act##_parts(low, n)), wide_##act##_##of(d_high(g), high, wide_##act##_parts(high, n))); \
   }
-FOR_EACH_DECAY_FUNCTION(WIDE_OF)
+FOR_EACH_IN_WIDE(WIDE_OF)
+FOR_EACH_IN_FLOAT(WIDE_OF)
 
 #define SINGLE_OF(act)                                                                                                                                         \
   typedef struct {                                                                                                                                             \

@@ -49,16 +49,20 @@ INLINE void wide_store_wide(void *p, int64_t i, d_v x) { d_store_real((double *)
 INLINE void exact_store_wide(void *p, int64_t i, d_v x) { wide_store_wide(p, i, x); }
 
 // Float formulas hold where no result is denormal: up to e^-69, 2^-100. Lanes beyond, infinities
-// among them, are computed in exact. A NaN is not beyond.
+// among them, are computed in double. A NaN is not beyond.
 typedef struct {
   f_v v, power, rest;  // e^-v = power (1 + rest)
   f_m beyond;
 } f_logistic_t;
 typedef struct {
   f_v t, power, rest;  // t = |x|, e^(-t^2/2) = power (1 + rest)
-  f_v tail, tail_low;  // W(t) = Phi(-t) e^(t^2/2)
+  f_v tail;            // W(t) = Phi(-t) e^(t^2/2)
   f_m beyond;
-} f_normal_t;
+} half_normal_t;
+typedef struct {
+  f_v piece, u;  // |x| is u behind the centre of its piece
+  f_m beyond;
+} single_normal_t;
 
 #define f_or_exact(beyond, exact, result) (__builtin_expect(f_any(beyond), 0) ? f_select(beyond, exact, result) : (result))
 #define d_or_exact(beyond, exact, result) (result)
@@ -120,23 +124,25 @@ INLINE f_v half_cubic_bend(f_v x, f_logistic_t p) {
   return f_fma(-f_abs(x) * v_slope * v_slope, f_abs(half_logistic_difference(p)), rising);
 }
 
-INLINE f_normal_t half_normal(f_v x) {
+INLINE half_normal_t half_normal(f_v x) {
   const f_v t = f_min(f_set(normal_last), f_abs(x)), square = t * t;
   const f_v k = f_round(square * f_set(-0.5f * single_log2_e)), u = f_fma(k, f_set(-single_ln2), square * f_set(-0.5f));
   const f_v r = f_set(1) / (t + f_set(half_normal_centre)), y = f_fma(f_set(-2 * half_normal_centre), r, f_set(1));
-  return (f_normal_t){t, f_power_of_two(k), half_rest(u), half_normal_tail(y) * r, f_set(0), f_outside(x, -normal_last, float_large)};
+  return (half_normal_t){t, f_power_of_two(k), half_rest(u), half_normal_tail(y) * r, f_outside(x, -normal_last, float_large)};
 }
 // x Phi(x) = max(x, 0) - t Phi(-t).
-INLINE f_v half_normal_product(f_v x, f_normal_t p) {
+INLINE f_v half_normal_product(f_v x, half_normal_t p) {
   return f_fma(-(p.t * p.power), f_fma(p.rest, p.tail, p.tail), f_select(f_less(x, f_set(0)), f_set(0), x));
 }
 // Phi(x) + x phi(x) is on the left e^(-t^2/2) (W(t) - t/sqrt(2 pi)), and on the right 1 minus that.
-INLINE f_v half_normal_product_slope(f_v g, f_v x, f_normal_t p) {
+INLINE f_v half_normal_product_slope(f_v g, f_v x, half_normal_t p) {
   const f_v difference = f_fma(-p.t, f_set(single_inv_sqrt_2pi), p.tail), left = f_fma(p.rest, difference, difference);
   return g * f_select(f_less(x, f_set(0)), p.power * left, f_fma(-p.power, left, f_set(1)));
 }
 // h phi(x) (2 - x^2).
-INLINE f_v half_normal_bend(f_v h, f_v x, f_normal_t p) { return h * (f_fma(p.power, p.rest, p.power) * f_set(single_inv_sqrt_2pi) * f_fma(-x, x, f_set(2))); }
+INLINE f_v half_normal_curvature(f_v h, f_v x, half_normal_t p) {
+  return h * (f_fma(p.power, p.rest, p.power) * f_set(single_inv_sqrt_2pi) * f_fma(-x, x, f_set(2)));
+}
 
 // Single: exponents are formed in two parts, since rounding an exponent v costs v units in the last
 // place. ln2_high and gelu_tanh_c1_high have so few bits that products with an exponent, and
@@ -206,34 +212,35 @@ INLINE f_v single_cubic_product_slope(f_v g, f_v x, f_logistic_t p) {
 INLINE f_v single_product_bend(f_v x, f_logistic_t p) { return f_fma(-f_abs(x), f_abs(single_logistic_difference(p)), f_set(2)); }
 INLINE f_v single_cubic_bend(f_v x, f_logistic_t p) { return half_cubic_bend(x, p); }
 
-// The polynomial of the tail amplifies an error of its variable y = 1 - 2c/(t+c): t + c and its
-// reciprocal are carried in two parts. t + c - c is exact.
-INLINE f_normal_t single_normal(f_v x) {
+// t Phi(-t) and its slope are polynomials of u in pieces, which round less than products with an
+// exponential. A sum with 2^23 is an integer: a piece's number is its lowest bits.
+INLINE single_normal_t single_normal(f_v x) {
+  const f_v t = f_min(f_set(single_normal_last), f_abs(x));
+  const f_v piece = f_fma(t, f_fma(t, f_set(single_normal_square), f_set(single_normal_bend)), f_set(0x1p23f));
+  return (single_normal_t){piece, t - f_lookup(single_normal_centres, piece), f_outside(x, -single_normal_last, float_large)};
+}
+// start - y, where the polynomial y begins with its first number, and the difference with both.
+INLINE f_v single_less_piece(f_v start, const float (*powers)[single_normal_pieces], single_normal_t p) {
+  f_v y = f_lookup(powers[single_normal_degree], p.piece);
+  UNROLL for (int power = single_normal_degree - 1; power; power--) y = f_fma(p.u, y, f_lookup(powers[power], p.piece));
+  return f_fma(-p.u, y, start - f_lookup(powers[0], p.piece));
+}
+INLINE f_v single_normal_product(f_v x, single_normal_t p) {
+  return single_less_piece(f_select(f_less(x, f_set(0)), f_set(0), x), single_normal_product_powers, p);
+}
+INLINE f_v single_normal_product_slope(f_v g, f_v x, single_normal_t p) {
+  const f_m negative = f_less(x, f_set(0));
+  return f_select(negative, -g, g) * single_less_piece(f_select(negative, f_set(0), f_set(1)), single_normal_slope_powers, p);
+}
+// The exponent -t^2/2 is formed in two parts.
+INLINE f_v single_normal_curvature(f_v h, f_v x, single_normal_t p) {
+  (void)p;
   const f_v t = f_min(f_set(normal_last), f_abs(x)), square = t * t, square_low = f_fma(t, t, -square);
-  const f_v k = f_round(square * f_set(-0.5f * single_log2_e));
+  const f_v k = f_round(square * f_set(-0.5f * single_log2_e)), power = f_power_of_two(k);
   const f_v head = f_fma(k, f_set(-2 * single_ln2_high), -square), low = f_fma(k, f_set(-2 * single_ln2_rest), -square_low);
-  const f_v c = f_set(single_normal_centre), one = f_set(1), sum = t + c, sum_low = t - (sum - c);
-  const f_v r = one / sum, r_low = r * f_fma(-r, sum_low, f_fma(-r, sum, one));
-  const f_v y = f_fma(f_set(-2 * single_normal_centre), r_low, f_fma(f_set(-2 * single_normal_centre), r, one));
-  // The first coefficient dominates: it is added last.
-  const f_v first = f_set(single_normal_tail_first), others = single_normal_tail_others(y);
-  const f_v p = f_fma(y, others, first), p_low = f_fma(y, others, first - p) + f_set(single_normal_tail_first_low);
-  const f_v tail = p * r, tail_low = f_fma(p_low, r, f_fma(p, r_low, f_fma(p, r, -tail)));
-  return (f_normal_t){t, f_power_of_two(k), single_rest(f_set(0.5f) * (head + low)), tail, tail_low, f_outside(x, -normal_last, float_large)};
+  const f_v rest = single_rest(f_set(0.5f) * (head + low));
+  return h * (f_fma(power, rest, power) * f_set(single_inv_sqrt_2pi) * f_fma(-x, x, f_set(2)));
 }
-INLINE f_v single_normal_product(f_v x, f_normal_t p) {
-  const f_v rest = f_fma(p.rest, p.tail, f_fma(p.rest, p.tail_low, p.tail_low));
-  const f_v left = p.tail + rest, left_low = rest - (left - p.tail), size = p.t * p.power;
-  return f_fma(-size, left, f_select(f_less(x, f_set(0)), f_set(0), x) - size * left_low);
-}
-INLINE f_v single_normal_product_slope(f_v g, f_v x, f_normal_t p) {
-  const f_v c = f_set(single_inv_sqrt_2pi), c_low = f_set(single_inv_sqrt_2pi_low);
-  const f_v term = p.t * c, term_low = f_fma(p.t, c_low, f_fma(p.t, c, -term));
-  const f_v difference = p.tail - term, low = p.tail - (difference + term) + (p.tail_low - term_low);
-  const f_v left = difference + f_fma(p.rest, difference, f_fma(p.rest, low, low));
-  return g * f_select(f_less(x, f_set(0)), p.power * left, f_fma(-p.power, left, f_set(1)));
-}
-INLINE f_v single_normal_bend(f_v h, f_v x, f_normal_t p) { return half_normal_bend(h, x, p); }
 
 // Exact: a decay is e^-v for v >= 0. Its members are
 //
@@ -254,7 +261,7 @@ typedef struct {
 typedef struct {
   exact_decay_t decay;
   d_v tail;
-} d_normal_t;
+} exact_normal_t;
 // t e^-t is below half of float64's smallest number from 753 on; e^-345, 2^-498, is nothing beside
 // 1.
 enum { exact_last = 760, exact_beside_1 = 345 };
@@ -341,20 +348,20 @@ INLINE d_v exact_tail(d_v t) {
   d_v p = exact_normal_tail(y);
   return d_fma(p, r, p * r_low);
 }
-INLINE d_normal_t exact_normal(d_v x) {
+INLINE exact_normal_t exact_normal(d_v x) {
   const d_v square = x * x;
-  return (d_normal_t){exact_decay_of(square * d_set(0.5), d_fma(x, x, -square) * d_set(0.5)), exact_tail(d_abs(x))};
+  return (exact_normal_t){exact_decay_of(square * d_set(0.5), d_fma(x, x, -square) * d_set(0.5)), exact_tail(d_abs(x))};
 }
-INLINE d_v exact_normal_product(d_v x, d_normal_t p) {
+INLINE d_v exact_normal_product(d_v x, exact_normal_t p) {
   const d_v left = d_scale(x * (p.decay.m * p.tail), p.decay.k), right = x * (d_set(1) - p.decay.e * p.tail);
   return d_select(d_less(x, d_set(0)), left, right);
 }
-INLINE d_v exact_normal_product_slope(d_v g, d_v x, d_normal_t p) {
+INLINE d_v exact_normal_product_slope(d_v g, d_v x, exact_normal_t p) {
   const d_v tail = p.tail - d_abs(x) * d_set(exact_inv_sqrt_2pi);
   const d_v left = g * d_scale(p.decay.m * tail, p.decay.k), right = g * (d_set(1) - p.decay.e * tail);
   return d_select(d_less(x, d_set(0)), left, right);
 }
-INLINE d_v exact_normal_bend(d_v h, d_v x, d_normal_t p) {
+INLINE d_v exact_normal_curvature(d_v h, d_v x, exact_normal_t p) {
   const d_v bend = d_select(d_at_most(p.decay.m, d_set(0)), x, d_fma(-x, x, d_set(2)));
   return h * d_scale(d_set(exact_inv_sqrt_2pi) * p.decay.m * bend, p.decay.k);
 }

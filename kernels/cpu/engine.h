@@ -38,7 +38,6 @@
   }
 EXACT_OF(sigmoid)
 EXACT_OF(tanh)
-EXACT_OF(gelu)
 EXACT_OF(gelu_tanh)
 EXACT_OF(silu)
 

@@ -54,6 +54,13 @@ INLINE int f_any(f_m mask) { return _mm256_movemask_ps(mask) != 0; }
 INLINE int f_all(f_m mask) { return _mm256_movemask_ps(mask) == UINT8_MAX; }
 INLINE int d_any(d_m mask) { return _mm256_movemask_pd(mask) != 0; }
 
+// The fourth bit, as a sign, chooses between eight and eight.
+INLINE f_v f_lookup(const float *table, f_v place) {
+  const __m256i bits = _mm256_castps_si256(place);
+  const f_v low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), bits), high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + f_lanes), bits);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 28)));
+}
+
 INLINE f_v f_round(f_v x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE d_v d_round(d_v x) { return _mm256_round_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 

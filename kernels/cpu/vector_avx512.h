@@ -67,6 +67,9 @@ INLINE int f_any(f_m mask) { return mask != 0; }
 INLINE int f_all(f_m mask) { return mask == UINT16_MAX; }
 INLINE int d_any(d_m mask) { return mask != 0; }
 
+// Of sixteen numbers the one whose place is in a lane's lowest four bits.
+INLINE f_v f_lookup(const float *table, f_v place) { return _mm512_permutexvar_ps(_mm512_castps_si512(place), _mm512_loadu_ps(table)); }
+
 // The nearest integer, halves to even.
 INLINE f_v f_round(f_v x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE d_v d_round(d_v x) { return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

@@ -59,6 +59,13 @@ INLINE int f_any(f_m mask) { return vmaxvq_u32(mask) != 0; }
 INLINE int f_all(f_m mask) { return vminvq_u32(mask) != 0; }
 INLINE int d_any(d_m mask) { return vmaxvq_u32(vreinterpretq_u32_u64(mask)) != 0; }
 
+INLINE f_v f_lookup(const float *table, f_v place) {
+  const uint8x16x4_t bytes = {{vld1q_u8((const uint8_t *)table), vld1q_u8((const uint8_t *)(table + 4)), vld1q_u8((const uint8_t *)(table + 8)),
+                               vld1q_u8((const uint8_t *)(table + 12))}};
+  const uint32x4_t first = vandq_u32(vreinterpretq_u32_f32(place), vdupq_n_u32(15));
+  return vreinterpretq_f32_u8(vqtbl4q_u8(bytes, vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100), first, 0x04040404))));
+}
+
 INLINE f_v f_round(f_v x) { return vrndnq_f32(x); }
 INLINE d_v d_round(d_v x) { return vrndnq_f64(x); }
 

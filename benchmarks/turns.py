@@ -37,6 +37,8 @@ LAYERS = {
     "cpu": ((16, 128, 512), (128, 256, 1024), (512, 512, 2048)),
     "cuda": ((64, 768, 3072), (2048, 768, 3072), (8192, 4096, 14336)),
 }
+# One row, with a weight of 1 MB in float32 and one of 16 MB.
+ROWS = ((1, 512, 512), (1, 1024, 4096))
 TENSORS = {
     "cpu": ((16, 256), (256, 1024), (2048, 1024)),
     "cuda": ((64, 4096), (2048, 4096), (8192, 14336)),
@@ -83,19 +85,23 @@ def calls(device: str = "cpu") -> Iterator[tuple[str, Pair]]:
             lambda m, k, n: ((m, k), (2 * n, k), (k, n)),
         ),
     }
+    products: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+        "linear": (epigrad.linear, functional.linear, lambda m, k, n: ((m, k), (n, k), (n,))),
+    }
     elementwise: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
         "gated_activation swiglu": (
             lambda x: epigrad.gated_activation(x, "swiglu"),
             gate,
             lambda rows, columns: ((rows, 2 * columns),),
         ),
+        "activation gelu": (lambda x: epigrad.activation(x, "gelu"), functional.gelu, lambda *shape: (shape,)),
         "lerp by a number": (
             lambda start, end: epigrad.lerp(start, end, 0.3),
             lambda start, end: torch.lerp(start, end, 0.3),
             lambda *shape: (shape, shape),
         ),
     }
-    for operations, sizes in ((layers, LAYERS[device]), (elementwise, TENSORS[device])):
+    for operations, sizes in ((products, ROWS), (layers, LAYERS[device]), (elementwise, TENSORS[device])):
         for dtype in (torch.float32, torch.bfloat16):
             for name, (ours, own, shapes) in operations.items():
                 for size in sizes:

@@ -104,7 +104,8 @@ ULP.
 
 - **Bounds** that the tests hold on every engine: 4 ULP in float64, 2 in float32, and 0.51 in the half types.
 - **Arithmetic**: half types and float32 compute in float32, and in float64 where a result is below about 2^-100. In
-  float32 elu, selu, celu, softplus and mish compute in float64. The Go kernels compute all dtypes in float64.
+  float32 elu, selu, celu, softplus and mish compute in float64, and so does gelu below -6.5. The Go kernels compute all
+  dtypes in float64.
 - **Worst cases**: [kinds.md](kinds.md#worst-cases) has those of all numbers. In float64 they are from a search, and
   may exceed the bound.
 - **Points**: all exponents down to the smallest denormal, numbers between 2^-40 and 2^10, [-2, 2], [-45, 45], the

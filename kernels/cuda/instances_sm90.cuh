@@ -31,6 +31,8 @@
   KERNEL(family##_##formula##_##dtype##_##form##_##rows,              \
          OfRows<dtype, sm90::form, products::epilogue<dtype, formulas::formula<dtype::Arithmetic>>, rows, false>)
 #define LINEAR_SM90(activation, dtype)                                 \
+  DENSE(linear_sm90, Forward, activations, activation, dtype, nt, 64)  \
+  DENSE(linear_sm90, Forward, activations, activation, dtype, nn, 64)  \
   DENSE(linear_sm90, Forward, activations, activation, dtype, nt, 128) \
   DENSE(linear_sm90, Forward, activations, activation, dtype, nt, 192) \
   DENSE(linear_sm90, Forward, activations, activation, dtype, nn, 128) \
@@ -41,6 +43,8 @@
   DENSE(hidden_backward_sm90, Sloped, activations, activation, dtype, nn, 128) \
   DENSE(hidden_backward_sm90, Sloped, activations, activation, dtype, nn, 192)
 #define GATED_LINEAR_SM90(gate, dtype)                         \
+  DENSE(gated_linear_sm90, Gated, gates, gate, dtype, nt, 64)  \
+  DENSE(gated_linear_sm90, Gated, gates, gate, dtype, nn, 64)  \
   DENSE(gated_linear_sm90, Gated, gates, gate, dtype, nt, 128) \
   DENSE(gated_linear_sm90, Gated, gates, gate, dtype, nn, 128)
 #define GATED_HIDDEN_BACKWARD_SM90(gate, dtype)                               \

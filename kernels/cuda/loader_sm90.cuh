@@ -30,7 +30,7 @@ EPG_INLINE void load_left(const ProductParameters &p, const Tile &t, int pair, i
   constexpr bool halves = Epilogue::rights == 2 && !Epilogue::interleaved;
   const int first = Epilogue::rights == 2 && Epilogue::interleaved ? 2 * t.left : t.left;
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < P::blocks; i++) {
     const TensorMap *map = &p.left[pair][halves ? i : 0];
     const int column = halves ? first : first + 64 * i;
     load_box(map, to + i * block_bytes, full, P::across_left ? depth : column, P::across_left ? column : depth, t.group);
@@ -48,9 +48,9 @@ EPG_INLINE void load_operands(const ProductParameters &p, uint32_t shared, const
     const int blocks = up(t.width, 64);
     for (int step = 0; step < t.steps; step++, place.next()) {
       const uint32_t full = shared + Shared::full_at + 8 * place.stage;
-      const uint32_t left = shared + place.stage * Shared::stage_bytes, right = left + left_bytes;
+      const uint32_t left = shared + place.stage * Shared::stage_bytes, right = left + Shared::left_bytes;
       barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
-      barrier_announce(full, left_bytes + blocks * block_bytes);
+      barrier_announce(full, Shared::left_bytes + blocks * block_bytes);
       if constexpr (P::of_rows) {
         const int pair = step >= of_first, depth = (step - pair * of_first) * tile_depth;
         load_left<P>(p, t, pair, depth, left, full);
@@ -58,7 +58,7 @@ EPG_INLINE void load_operands(const ProductParameters &p, uint32_t shared, const
       } else {
         const int row = t.begin + step * tile_depth;
 #pragma unroll
-        for (int i = 0; i < 2; i++) load_ragged_box(&p.left[0][0], left + i * block_bytes, full, row, t.left + 64 * i, t.end);
+        for (int i = 0; i < P::blocks; i++) load_ragged_box(&p.left[0][0], left + i * block_bytes, full, row, t.left + 64 * i, t.end);
         for (int i = 0; i < blocks; i++) load_ragged_box(&p.right[0], right + i * block_bytes, full, row, t.right + 64 * i, t.end);
       }
     }
@@ -74,7 +74,7 @@ EPG_INLINE void load_tokens(const ProductParameters &p, uint32_t shared, const u
   using Shared = typename P::Shared;
   constexpr int at_once = group_threads / 8, turns = P::tile_right / at_once;
   const int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
-  const uint32_t at_piece = left_bytes + line * 128 + ((chunk ^ line % 8) << 4);
+  const uint32_t at_piece = Shared::left_bytes + line * 128 + ((chunk ^ line % 8) << 4);
   Place<P::stages> place;
   for (Walk<P> walk(p, memory); walk.more(); walk.next()) {
     const Tile t = walk.tile();
@@ -90,7 +90,7 @@ EPG_INLINE void load_tokens(const ProductParameters &p, uint32_t shared, const u
       const int depth = step * tile_depth, bytes = depth + 8 * chunk < p.depths[0] ? 16 : 0;
       barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
       if (threadIdx.x == 0) {
-        barrier_announce(full, left_bytes);
+        barrier_announce(full, Shared::left_bytes);
         load_left<P>(p, t, 0, depth, stage, full);
       }
       // Two branches, and not one for each copy: the first copy after a branch waits.
@@ -114,7 +114,7 @@ EPG_INLINE void load_tokens_along(const ProductParameters &p, uint32_t shared, c
   using Shared = typename P::Shared;
   constexpr int at_once = group_threads / 8, turns = tile_depth / at_once;
   const int line = threadIdx.x / 8, chunk = threadIdx.x % 8;
-  const uint32_t at_piece = left_bytes + line * 128 + ((chunk ^ line % 8) << 4);
+  const uint32_t at_piece = Shared::left_bytes + line * 128 + ((chunk ^ line % 8) << 4);
   Place<P::stages> place;
   for (Walk<P> walk(p, memory); walk.more(); walk.next()) {
     const Tile t = walk.tile();
@@ -130,9 +130,9 @@ EPG_INLINE void load_tokens_along(const ProductParameters &p, uint32_t shared, c
       const uint32_t full = shared + Shared::full_at + 8 * place.stage, stage = shared + place.stage * Shared::stage_bytes;
       barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
       if (threadIdx.x == 0) {
-        barrier_announce(full, left_bytes);
+        barrier_announce(full, Shared::left_bytes);
 #pragma unroll
-        for (int i = 0; i < 2; i++) load_ragged_box(&p.left[0][0], stage + i * block_bytes, full, row, t.left + 64 * i, t.end);
+        for (int i = 0; i < P::blocks; i++) load_ragged_box(&p.left[0][0], stage + i * block_bytes, full, row, t.left + 64 * i, t.end);
       }
 #pragma unroll
       for (int block = 0; block < P::tile_right / 64; block++) {
@@ -166,7 +166,7 @@ EPG_INLINE void load_dense(const ProductParameters &p, uint32_t shared, const ui
 #pragma unroll 1
       for (int depth = 0; depth < depths; depth += tile_depth, place.next()) {
         const uint32_t full = shared + Shared::full_at + 8 * place.stage;
-        const uint32_t left = shared + place.stage * Shared::stage_bytes, right = left + left_bytes;
+        const uint32_t left = shared + place.stage * Shared::stage_bytes, right = left + Shared::left_bytes;
         barrier_wait(shared + Shared::empty_at + 8 * place.stage, ~place.round & 1);
         barrier_announce(full, Shared::stage_bytes);
         load_ragged_box(rows, right, full, t.right, depth, p.rows);
@@ -174,7 +174,7 @@ EPG_INLINE void load_dense(const ProductParameters &p, uint32_t shared, const ui
           load_box(weights, left, full, t.left, depth, 0);
         } else {
 #pragma unroll
-          for (int i = 0; i < 2; i++) {
+          for (int i = 0; i < P::blocks; i++) {
             const int column = halves ? t.left : t.left + 64 * i;
             load_box(weights + (halves ? i : 0), left + i * block_bytes, full, P::across_left ? depth : column, P::across_left ? column : depth, 0);
           }

@@ -45,7 +45,8 @@ struct Consumer {
   using Storage = typename P::Storage;
   using Shared = typename P::Shared;
   static constexpr int tile_right = P::tile_right, stages = P::stages, slots = Shared::slots, lag = Shared::lag;
-  using Sums = float[2][tile_right / 2];
+  static constexpr int blocks = P::blocks;
+  using Sums = float[blocks][tile_right / 2];
   const ProductParameters &p;
   uint8_t *const memory;
   const uint32_t shared;
@@ -151,13 +152,13 @@ struct Consumer {
       if (p.tokens) show_to_copies();
     }
     const uint32_t at = shared + place.stage * Shared::stage_bytes;
-    const uint32_t left = operand<P::across_left>(at), right = operand<P::across_right>(at + left_bytes);
+    const uint32_t left = operand<P::across_left>(at), right = operand<P::across_right>(at + Shared::left_bytes);
     constexpr int left_further = P::across_left ? 16 * 128 : 16 * 2, right_further = P::across_right ? 16 * 128 : 16 * 2;
     begin_products();
 #pragma unroll
     for (int k = 0; k < parts; k++)
 #pragma unroll
-      for (int block = 0; block < 2; block++)
+      for (int block = 0; block < blocks; block++)
         multiply<Storage, width, P::across_left, P::across_right>(sums[block], left + ((block * block_bytes + k * left_further) >> 4),
                                                                   right + (k * right_further >> 4), k > 0 ? 1 : step);
     end_products();
@@ -194,7 +195,7 @@ struct Consumer {
     release(before);
     // no read of a sum moves up to before it is there
 #pragma unroll
-    for (int block = 0; block < 2; block++)
+    for (int block = 0; block < blocks; block++)
 #pragma unroll
       for (int i = 0; i < tile_right / 2; i++) asm volatile("" : "+f"(sums[block][i])::"memory");
   }
@@ -214,13 +215,13 @@ struct Consumer {
   EPG_INLINE float *scales() const { return reinterpret_cast<float *>(memory + Shared::scales_at + group * Shared::scale_bytes); }
 
   // Of the biases, this thread has those of its rows of the sums.
-  EPG_INLINE void load_biases(const Tile &t, float (&biases)[2][2]) const {
+  EPG_INLINE void load_biases(const Tile &t, float (&biases)[blocks][2]) const {
     using Epilogue = typename P::Epilogue;
     constexpr bool halves = Epilogue::rights == 2 && !Epilogue::interleaved;
     constexpr int times = Epilogue::rights == 2 && Epilogue::interleaved ? 2 : 1;
     const int first = times * t.left, columns = times * p.columns;
 #pragma unroll
-    for (int block = 0; block < 2; block++) {
+    for (int block = 0; block < blocks; block++) {
       const Storage *bias = static_cast<const Storage *>(p.biases[halves ? block : 0]);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -232,7 +233,7 @@ struct Consumer {
 
   // store_rows is the epilogue of the rows kind.
   template <class Formula, bool adds_columns>
-  EPG_INLINE void store_rows(Sums &sums, const Tile &t, const float (&biases)[2][2]) {
+  EPG_INLINE void store_rows(Sums &sums, const Tile &t, const float (&biases)[blocks][2]) {
     using Epilogue = typename P::Epilogue;
     [[maybe_unused]] float added[P::sets][2][Epilogue::sums] = {};  // its part of the columns
 #pragma unroll
@@ -245,7 +246,7 @@ struct Consumer {
           store_boxes<Formula, adds_columns>(sums, t, biases, added, strip, first);
           // The next boxes' sums come to where these ones' were.
 #pragma unroll
-          for (int block = 0; block < 2; block++)
+          for (int block = 0; block < blocks; block++)
 #pragma unroll
             for (int i = strip / 2; i < (strip + P::strip_rows - P::box_rows) / 2; i++) sums[block][i] = sums[block][i + P::box_rows / 2];
         }
@@ -262,7 +263,7 @@ struct Consumer {
   // lane of sum 4 i + j has column 16 warp + lane / 4 + 8 (j / 2) of 64, and row
   // 8 i + 2 (lane % 4) + j % 2.
   template <class Formula, bool adds_columns, int columns>
-  EPG_INLINE void store_boxes(Sums &sums, const Tile &t, const float (&biases)[2][2], [[maybe_unused]] float (&added)[P::sets][2][columns], int from,
+  EPG_INLINE void store_boxes(Sums &sums, const Tile &t, const float (&biases)[blocks][2], [[maybe_unused]] float (&added)[P::sets][2][columns], int from,
                               int first) {
     using Epilogue = typename P::Epilogue;
     const Parameters<float> parameters(p.parameters);
@@ -348,7 +349,7 @@ struct Consumer {
   EPG_INLINE void forget_rows_beyond(Sums &sums, int rows, int from) const {
     if (rows >= P::box_rows) return;
 #pragma unroll
-    for (int block = 0; block < 2; block++)
+    for (int block = 0; block < blocks; block++)
 #pragma unroll
       for (int i = 0; i < P::box_rows / 2; i++) {
         if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= rows) sums[block][from / 2 + i] = 0;
@@ -400,7 +401,7 @@ struct Consumer {
 
   // store_interleaved is the epilogue of a gated forward product whose columns alternate between
   // value and gate. They lie in pairs once they are in shared memory.
-  EPG_INLINE void store_interleaved(Sums &sums, const Tile &t, const float (&biases)[2][2]) {
+  EPG_INLINE void store_interleaved(Sums &sums, const Tile &t, const float (&biases)[blocks][2]) {
     using Epilogue = typename P::Epilogue;
     const Parameters<float> parameters(p.parameters);
     const uint32_t line = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
@@ -417,7 +418,7 @@ struct Consumer {
 #pragma unroll
       for (int sixteen = 0; sixteen < P::box_rows / 16; sixteen++)
 #pragma unroll
-        for (int block = 0; block < 2; block++) {
+        for (int block = 0; block < blocks; block++) {
           uint32_t y[4];
 #pragma unroll
           for (int part = 0; part < 4; part++) {
@@ -430,7 +431,7 @@ struct Consumer {
 #pragma unroll
       for (int eight = 0; eight < P::box_rows / 8; eight++)
 #pragma unroll
-        for (int block = 0; block < 2; block++) {
+        for (int block = 0; block < blocks; block++) {
           uint32_t one, other;
           load_words(slot + (1 + block) * P::box_bytes + eight * 1024 + at_pairs, one, other);
           const uint32_t hidden = Epilogue::output(parameters, __byte_perm(one, other, values), __byte_perm(one, other, gates));
@@ -448,7 +449,7 @@ struct Consumer {
     for (int first = 0; first < tile_right; first += P::box_columns) {
       if (first >= t.width) break;
 #pragma unroll
-      for (int block = 0; block < 2; block++) {
+      for (int block = 0; block < blocks; block++) {
         const uint32_t slot = slot_at();
         wait_for_slot();
         if constexpr (P::in_float) {
@@ -514,7 +515,7 @@ struct Consumer {
   // otherwise it has products wait for the moves.
   EPG_INLINE static void begin_sums(Sums &sums) {
 #pragma unroll
-    for (int block = 0; block < 2; block++)
+    for (int block = 0; block < blocks; block++)
 #pragma unroll
       for (int i = 0; i < tile_right / 2; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[block][i]));
   }
@@ -528,7 +529,7 @@ struct Consumer {
     }
   }
 
-  EPG_INLINE void store_tile(Sums &sums, const Tile &t, const float (&biases)[2][2]) {
+  EPG_INLINE void store_tile(Sums &sums, const Tile &t, const float (&biases)[blocks][2]) {
     if constexpr (!P::of_rows) {
       if (p.accumulate) {
         store_depth<true>(sums, t);
@@ -561,7 +562,7 @@ struct Consumer {
       const bool others = walk.one_more();
       Sums sums;
       if constexpr (P::moves_sums) begin_sums(sums);
-      float biases[2][2];
+      float biases[blocks][2];
       [[maybe_unused]] float own_scales[2];
       if constexpr (P::biased) load_biases(t, biases);
       if constexpr (P::scaled) load_scales(t, own_scales);

@@ -75,20 +75,21 @@ struct ProductParameters {
 };
 static_assert(sizeof(ProductParameters) == 1600, "go/backend/cuda has the same layout");
 
-// What all tiles have: so many of the left operand's columns or rows, and steps along the depth.
-constexpr int tile_left = 128, tile_depth = 64;
-constexpr int block_bytes = 64 * 64 * 2, left_bytes = tile_left * tile_depth * 2, most_shared = 227 * 1024;
-// The most rows of a group's tile, or columns of the right operand, and how many groups there are.
-constexpr int group_tile = 192, most_groups = 512;
+// A tile has blocks of 64 of the left operand's columns or rows: two, or one where rows are few.
+// Steps along the depth are 64 long.
+constexpr int tile_depth = 64, block_bytes = 64 * 64 * 2, most_shared = 227 * 1024;
+// The most rows of a group's tile, or columns of the right operand, and how many groups there are;
+// and the rows of a dense layer's tile where it has few.
+constexpr int group_tile = 192, most_groups = 512, few_rows = 64;
 
 // How a weight lies: its depth is contiguous, or its columns are.
 constexpr bool nt = false, nn = true;
 
 // Memory is what a kernel has in shared memory: stages, each consumer's slots for boxes that come
 // and leave, tables of groups, each consumer's scales, and barriers.
-template <int tile_right, int stages, int boxes, int box_bytes, int groups, bool scaled>
+template <int blocks, int tile_right, int stages, int boxes, int box_bytes, int groups, bool scaled>
 struct Memory {
-  static constexpr int stage_bytes = left_bytes + tile_right * tile_depth * 2;
+  static constexpr int left_bytes = blocks * block_bytes, stage_bytes = left_bytes + tile_right * tile_depth * 2;
   static constexpr int slot_bytes = boxes * box_bytes, scale_bytes = scaled ? tile_right * 4 : 0, table_bytes = (groups + 1) / 2 * 8;
   static constexpr int rest = most_shared - stages * stage_bytes - 2 * table_bytes - 16 - consumers * scale_bytes - 2 * 8 * stages;
   static constexpr int fitting = rest / (consumers * (slot_bytes + 8)), slots = fitting < 8 ? fitting : 8;
@@ -116,13 +117,15 @@ struct OfRows {
   // How many rows share their code: that of all boxes would not fit into the instruction cache.
   static constexpr bool moves_sums = Epilogue::backward;
   static constexpr int strip_rows = moves_sums ? tile_rows / 4 : box_rows;
-  // A tile has the value's and the gate's sums of 64 columns, or 128 columns' sums.
-  static constexpr int columns = tile_left / Epilogue::rights, sets = columns / 64;
+  // A tile has the value's and the gate's sums of 64 columns, or 128 columns' sums; with few rows
+  // 64, so that more blocks have some.
+  static constexpr int blocks = tile_rows == few_rows && Epilogue::rights == 1 ? 1 : 2;
+  static constexpr int columns = 64 * blocks / Epilogue::rights, sets = columns / 64;
   static constexpr int inputs = Epilogue::inputs, outputs = Epilogue::outputs;
-  static constexpr int stages = tile_rows == 128 && inputs == 0 && Epilogue::rights == 1 ? 5 : 4;
+  static constexpr int stages = tile_rows == few_rows ? (Epilogue::rights == 1 ? 8 : 5) : tile_rows == 128 && inputs == 0 && Epilogue::rights == 1 ? 5 : 4;
   // A backward's epilogue needs more of a block's registers.
   static constexpr int loader_registers = !grouped ? 24 : Epilogue::backward ? 40 : 56;
-  using Shared = Memory<tile_right, stages, outputs, box_bytes, grouped ? most_groups : 0, scaled>;
+  using Shared = Memory<blocks, tile_right, stages, outputs, box_bytes, grouped ? most_groups : 0, scaled>;
   static_assert(inputs <= outputs, "inputs lie where outputs will");
 };
 
@@ -135,8 +138,8 @@ struct OfDepth {
   static constexpr bool across_left = true, across_right = true, in_float = in_float_, turned = turned_;
   static constexpr int tile_right = group_tile, step = 64, stages = 4, loader_registers = 40;
   static constexpr int box_columns = in_float ? 32 : 64, box_step = box_columns, box_bytes = 64 * 128;
-  static constexpr int columns = tile_left, sets = 2, inputs = 1, outputs = 1;
-  using Shared = Memory<tile_right, stages, 1, box_bytes, most_groups, false>;
+  static constexpr int blocks = 2, columns = 64 * blocks, sets = blocks, inputs = 1, outputs = 1;
+  using Shared = Memory<blocks, tile_right, stages, 1, box_bytes, most_groups, false>;
   static_assert(!(turned && in_float), "boxes of float are of the left operand's rows");
 };
 
@@ -193,7 +196,7 @@ EPG_INLINE void make_tables(const ProductParameters &p, uint8_t *memory) {
       if (P::of_rows && e < p.groups) table[e] = before + tiles;
       before += __shfl_sync(~0u, tiles, 31);
     }
-    const int per = P::of_rows ? up(p.columns, P::columns) : up(p.columns, tile_left) * up(p.right_columns, P::tile_right);
+    const int per = P::of_rows ? up(p.columns, P::columns) : up(p.columns, P::columns) * up(p.right_columns, P::tile_right);
     if (threadIdx.x == 0) *total = before * per;
   }
 }
@@ -240,11 +243,11 @@ struct Walk {
       t.last = 4;
       t.number = group + begin / group_tile + down;
     } else {
-      const int tiles_down = up(p.columns, tile_left), per = tiles_down * tiles_across(), at = number / per;
+      const int tiles_down = up(p.columns, P::columns), per = tiles_down * tiles_across(), at = number / per;
       int down, across;
       find(number - at * per, tiles_down, tiles_across(), down, across);
       t.group = table[at];
-      t.left = down * tile_left;
+      t.left = down * P::columns;
       t.right = across * P::tile_right;
       t.width = min(P::tile_right, p.right_columns - t.right);
       t.begin = t.group > 0 ? ends[t.group - 1] : 0;

@@ -138,7 +138,7 @@ func (b *builder) byKernel(o *onePass, function string, launch, otherwise func()
 
 // onePass adds a product with its bias and its activation in one kernel.
 func (b *builder) onePass(o *onePass, kind string, otherwise func()) {
-	tileRows := b.tileRows(o, o.fewestIdle(b.device.processors))
+	tileRows := b.tileRows(o, o.fewOr(o.fewestIdle(b.device.processors)))
 	l, _ := b.dense(o, tileRows)
 	l.outputs[0], l.outputs[1] = rowMatrix{o.views[lower.Out], o.out}, rowMatrix{o.views[lower.Preactivation], o.pre}
 	l.biases[0] = o.views[lower.Bias]
@@ -229,11 +229,12 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 		return
 	}
 	b.ways = []way{narrow, separated}
-	l, down := b.dense(&o, narrowTile)
+	tileRows := b.tileRows(&o, o.fewOr(narrowTile))
+	l, down := b.dense(&o, tileRows)
 	l.pairs[0].weights = [2]*weight{o.weight(), other.weight()} // half a tile's columns each
 	l.tileColumns = tileColumns / 2
 	l.blocks = min(down*ceilDiv(o.columns, l.tileColumns), int64(b.device.processors))
-	function := b.denseKernel(&o, "gated_linear_", p.Formula, narrowTile)
+	function := b.denseKernel(&o, "gated_linear_", p.Formula, tileRows)
 	if !o.program.takes(l.outputs[:], p.Out, p.Value, p.Gate) || !b.device.compiled(function) {
 		b.refuse(p)
 		return
@@ -300,8 +301,9 @@ func form(across bool) string {
 	return "nt"
 }
 
-// The rows that tiles have.
-const narrowTile, wideTile = 128, 192
+// The rows that tiles have: few where there are no more. They then have half the columns too, so
+// that more processors read the weight.
+const fewRows, narrowTile, wideTile = 64, 128, 192
 
 // tileRows is a tile's rows: those of the builder's way, or what a rule says, where the program has
 // several.
@@ -314,6 +316,14 @@ func (b *builder) tileRows(o *onePass, rule int64) int64 {
 	default:
 		return rule
 	}
+}
+
+// fewOr is a tile of few rows where those are all, or one of so many.
+func (o *onePass) fewOr(rows int64) int64 {
+	if o.rows <= fewRows {
+		return fewRows
+	}
+	return rows
 }
 
 // fewestIdle chooses a tile's rows. The wider tile reads less for each product; the other one

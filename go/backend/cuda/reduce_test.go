@@ -442,7 +442,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 				one("gemm_epilogue_small_" + formula)
 				one("gemm_epilogue_backward_small_" + formula)
 			}
-			ofHopper("linear_sm90_"+formula, "128", "192")
+			ofHopper("linear_sm90_"+formula, "64", "128", "192")
 			ofAll := row.Frequent || dt.IsHalf()
 			mma("linear_sm80_"+formula, ofAll)
 			if formula != "none" {
@@ -468,7 +468,7 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 			both("gated_curvature_" + formula)
 			one("gated_pairs_" + formula)
 			one("gated_backward_pairs_" + formula)
-			ofHopper("gated_linear_sm90_"+formula, "128")
+			ofHopper("gated_linear_sm90_"+formula, "64", "128")
 			ofHopper("gated_hidden_backward_sm90_"+formula, "128")
 			inTF32 := slices.Contains([]string{"gelu", "gelu_tanh", "silu", "swish"}, formula)
 			mma("gated_linear_sm80_"+formula, inTF32 || dt.IsHalf(), "_halves")

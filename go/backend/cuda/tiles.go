@@ -203,14 +203,18 @@ func (l *productLaunch) groups() int64 {
 func (b *builder) dense(o *onePass, tileRows int64) (l *productLaunch, down int64) {
 	const bandOfTiles = 16
 	down = ceilDiv(o.rows, tileRows)
+	columns := int64(tileColumns)
+	if tileRows == fewRows {
+		columns /= 2
+	}
 	l = &productLaunch{
-		rows: o.rows, columns: o.columns, tileColumns: tileColumns, pairRows: tileRows, boxRows: denseForwardRows, band: bandOfTiles,
-		blocks: min(down*ceilDiv(o.columns, tileColumns), int64(b.device.processors)),
+		rows: o.rows, columns: o.columns, tileColumns: columns, pairRows: tileRows, boxRows: denseForwardRows, band: bandOfTiles,
+		blocks: min(down*ceilDiv(o.columns, columns), int64(b.device.processors)),
 	}
 	for i := 0; o != nil; i, o = i+1, o.more {
 		right := o.weight()
 		if !o.across {
-			right.boxRows = tileColumns
+			right.boxRows = columns
 		}
 		l.pairs[i] = product{[2]*weight{right}, rowMatrix{o.views[lower.Left], o.left}}
 	}

@@ -83,22 +83,29 @@ def _added(input: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Tensor | None:
 def _of_rows(is_mean: bool) -> Any:
     """`torch.mean` or `torch.sum` of the last dimension, as a product with ones.
 
-    PyTorch's own order follows the number of rows on a GPU. Half types are summed in float32.
+    PyTorch's own order follows the number of rows on a GPU. Sums are in float64, so that no product
+    is in TF32.
     """
 
     def reduced(
-        input: Any, dim: Any = None, keepdim: Any = False, *others: Any, dtype: Any = None, **more: Any
+        input: Any,
+        dim: Any = None,
+        keepdim: Any = False,
+        *others: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        **more: Any,
     ) -> Tensor | None:
+        dim = axis if dim is None else dim
         if others or more or not _are_ours(input) or input.dim() == 0 or dtype not in (None, *_DTYPES):
             return None
         if (dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim) not in (-1, input.dim() - 1):
             return None
         if dtype is None and not is_mean and torch.is_autocast_enabled(input.device.type):
             return None  # its dtype then depends on the device
-        kept = dtype or input.dtype
-        wide, features = torch.promote_types(kept, torch.float32), input.shape[-1]
+        kept, features = dtype or input.dtype, input.shape[-1]
         with torch.autocast(input.device.type, enabled=False):
-            out = functional.linear(input.to(kept).to(wide), input.new_ones(1, features, dtype=wide))
+            out = functional.linear(input.to(kept).double(), input.new_ones(1, features, dtype=torch.float64))
         if is_mean:
             out = out / features
         return (out if keepdim else out.squeeze(-1)).to(kept)

@@ -89,11 +89,11 @@ def test_a_report_has_experts_and_operations_in_one_file(
     assert found["versions"]["epigrad"] == tables.VERSION
 
 
-@pytest.mark.parametrize("other", ["--models", "--experts"])
-def test_a_report_is_the_same_everywhere(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("others", [["--models"], ["--experts"], ["--rows", "mlp"], ["--json"]], ids=str)
+def test_a_report_is_the_same_everywhere(others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run("--report", other)
-    assert "--report measures the same on every device" in capsys.readouterr().err
+        run("--report", *others)
+    assert "--report writes a file of the same rows everywhere" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_tiny", "_one_thread")

@@ -24,7 +24,7 @@ from epigrad.cli import machine, models
 from epigrad.cli.arguments import Formatter, add_options, names_out_of
 from epigrad.cli.models import MODELS
 from epigrad.cli.operations import BOTH, DTYPES, FORWARD, OPERATIONS, Point, measure_experts
-from epigrad.cli.report import Row, check_paths, command, told, told_name
+from epigrad.cli.report import STDOUT, Row, check_paths, command, told, told_name
 from epigrad.cli.runner import Bar, Column, Subject, Task, run
 
 if TYPE_CHECKING:
@@ -102,8 +102,10 @@ def main(args: argparse.Namespace) -> int:
     if args.models is not None and args.experts is not None:
         args.error("--models and --experts exclude each other")
     if args.report:
-        if args.models is not None or args.experts is not None:
-            args.error("--report measures the same on every device: it takes neither --models nor --experts")
+        chosen = (name for name in ("models", "experts", "rows", "dtypes") if getattr(args, name) is not None)
+        if (name := next(chosen, "")) or args.json == STDOUT:
+            what = name or "json without a path"
+            args.error(f"--report writes a file of the same rows everywhere: it takes no --{what}")
         args.quick, args.experts, args.json = True, tuple(EXPERTS), args.json or pathlib.Path()
     if args.models is not None and args.dtypes is not None:
         args.error("--models takes no --dtypes: models train in bfloat16 on cuda, in float32 on cpu")
@@ -140,7 +142,7 @@ def subject(args: argparse.Namespace, device: torch.device) -> Subject:
         tasks=tasks,
         names={"case": "what", "kind": "kind", "size": "size", "dtype": "dtype", "direction": "direction"},
         columns=COLUMNS,
-        seconds=SECONDS if make is _operations or args.report else 2.0 if args.quick else 10.0,
+        seconds=1.0 if args.report else SECONDS if make is _operations else 2.0 if args.quick else 10.0,
         budget=300.0 if args.report else math.inf if make is not _operations else 60.0 if args.quick else 300.0,
         facts=machine.facts(device),
         bars=_bars,

@@ -124,7 +124,7 @@ func (c *Backend) builder(d *device, p backend.Problem) *builder {
 	switch {
 	case b.boxes:
 		b.layers = sm90
-	case d.mma || forced:
+	case d.fuses || forced:
 		b.layers = sm80
 	}
 	if c.OneKernel {

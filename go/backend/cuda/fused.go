@@ -101,9 +101,8 @@ func (o *onePass) fullDepth() int64 {
 	return o.depth + o.more.depth
 }
 
-// isShort reports whether product_sm80.cuh is faster than BLAS and a pass. This is arithmetic: a
-// pass over 16-bit results takes as long as BLAS's products of about 300 terms, by the data sheets
-// of A100 and RTX 4090, and the program is given .8 of BLAS's speed.
+// isShort reports whether product_sm80.cuh is faster than BLAS and a pass, an estimate: BLAS's
+// product takes .95 of the program's time, and the pass longer than the epilogue by 50 terms.
 func (o *onePass) isShort() bool {
 	const most = 1024
 	return o.fullDepth() <= most
@@ -224,7 +223,8 @@ func (b *builder) gatedLinear(p *backend.GatedLinear) {
 	gate := &backend.GemmEpilogue{Header: h, A: p.Input, B: tensor.Exchanged(p.WeightGate, 0, 1), Bias: p.BiasGate, Out: p.Out}
 	o, ok := b.onePassOf(lower.Forward(value))
 	other, alsoOK := b.onePassOf(lower.Forward(gate))
-	if !ok || !alsoOK || o.across != other.across {
+	ofOneStride := o.program == sm90 || o.right.rowStride == other.right.rowStride
+	if !ok || !alsoOK || o.across != other.across || !ofOneStride {
 		b.refuse(p)
 		return
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // gemmEpilogue adds out = act(a b + a' b' + ... + bias). Small problems of one pair are one launch.
-// On Hopper a product of half types, or a sum of two, is one kernel (onePass). All others are
-// products by BLAS and then the activation (twoPasses), in place if the preactivation is no output.
+// A product of half types, or a sum of two, may be one kernel (onePass). All others are products by
+// BLAS and then the activation (twoPasses), in place if the preactivation is no output.
 func (b *builder) gemmEpilogue(p *backend.GemmEpilogue) {
 	if p.Groups != nil {
 		b.groupedEpilogue(p)

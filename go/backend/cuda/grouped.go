@@ -178,7 +178,7 @@ func (b *builder) groupedHiddenBackward(p *backend.GroupedHiddenBackward) {
 		})
 		return
 	}
-	if p.Preactivation.Strides[1] != 1 && b.runs(sm80) { // as where it is formed again
+	if p.Preactivation.Strides[1] != 1 && b.runs(sm80) { // which takes contiguous columns
 		whole := *p
 		whole.Preactivation = b.copied(p.Preactivation)
 		p = &whole

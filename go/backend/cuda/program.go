@@ -103,8 +103,8 @@ const (
 type options struct {
 	blasAlone  bool         // no product by kernels of our own
 	boxes      bool         // whether Hopper's tile program may run
-	layers     *tileProgram // which one layers without groups have, nil for none
-	forced     bool         // whether that is the one for all GPUs, wherever it can run
+	layers     *tileProgram // the program of layers without groups, or nil
+	forced     bool         // whether it is sm80 wherever that can run
 	tilesAlone bool         // whether it does small products too
 	invariant  bool         // whether bits of a row may not depend on other rows (invariant.go)
 	allowsTF32 bool         // for float32 products

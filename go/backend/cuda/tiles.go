@@ -3,8 +3,6 @@
 package cuda
 
 import (
-	"math"
-
 	"github.com/epigrad/epigrad/go/backend/lower"
 	"github.com/epigrad/epigrad/go/dtype"
 	"github.com/epigrad/epigrad/go/tensor"
@@ -32,7 +30,7 @@ var (
 		takesMatrix: (*matrix).boxable, takesRows: isBoxable, takesWeight: (*weight).isBoxable, add: (*productLaunch).addSM90,
 	}
 	sm80 = &tileProgram{
-		name: "sm80", groups: math.MaxInt32, rows: sm80Tile, partsOfColumns: 2, partsOfRows: 2,
+		name: "sm80", groups: raggedRows, rows: sm80Tile, partsOfColumns: 2, partsOfRows: 2,
 		takesMatrix: (*matrix).isNear, takesRows: isNear, takesWeight: (*weight).isNear, add: (*productLaunch).addSM80,
 	}
 )
@@ -66,11 +64,15 @@ func (t *tileProgram) takesAll(matrices ...*tensor.View) bool {
 }
 
 // groupedKernel is a program's kernel of a family for the first of these formulas that it is
-// compiled for; "" for none. How operands lie is the end of its name.
+// compiled for; "" for none. How operands lie is the end of its name. Where Hopper's program has no
+// kernel of a formula, its product and a pass are faster than the other program.
 func (b *builder) groupedKernel(t *tileProgram, family string, formulas []string, layout string) string {
+	nameOf := func(t *tileProgram, formula string) string {
+		return t.groupPrefix + family + t.name + "_" + formula + "_" + b.dt.Short() + "_" + layout
+	}
 	for _, formula := range formulas {
-		if function := t.groupPrefix + family + t.name + "_" + formula + "_" + b.dt.Short() + "_" + layout; b.device.compiled(function) {
-			return function
+		if b.device.compiled(nameOf(t, formula)) && (!b.runs(sm90) || b.device.compiled(nameOf(sm90, formula))) {
+			return nameOf(t, formula)
 		}
 	}
 	return ""
@@ -145,7 +147,7 @@ func (t *tileProgram) weightOf(v *tensor.View) (w *weight, across, ok bool) {
 	default:
 		return w, false, false
 	}
-	return w, across, !v.IsEmpty() && t.takesWeight(w)
+	return w, across, !v.IsEmpty() && max(rows, columns) <= raggedRows && t.takesWeight(w)
 }
 
 // weight is a right operand that onePassOf has found as one group's: of one group any stride will

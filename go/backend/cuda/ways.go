@@ -59,7 +59,10 @@ func (b *builder) going(w way, p backend.Problem) (*kernel, error) {
 // wayKey tells all that the fastest way depends on.
 func (b *builder) wayKey(p backend.Problem) string {
 	op, kind, dt := p.Describe()
-	key := fmt.Sprintf("%s way: %s %s %v", b.device.name(), op, kind, dt)
+	key := fmt.Sprintf("%s way: %s %s %v %s", b.device.name(), op, kind, dt, b.layers.name)
+	if b.allowsTF32 {
+		key += " tf32"
+	}
 	for _, v := range backend.Views(p) {
 		key += fmt.Sprintf(" %d %v %v", v.Operand, v.Shape, v.Strides)
 	}

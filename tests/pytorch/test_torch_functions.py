@@ -4,7 +4,7 @@ what stays PyTorch's. And which of PyTorch's other functions keep rows apart by 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -129,15 +129,21 @@ OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.fixture
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @on_devices
+@pytest.mark.usefixtures("_tf32")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("function", OF_ROWS.values(), ids=OF_ROWS)
-def test_sums_of_rows(
-    function: Callable[[Tensor], Tensor], dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_of_rows(function: Callable[[Tensor], Tensor], dtype: torch.dtype, device: str) -> None:
     """Their rows are the same alone, forward and backward, and they are what PyTorch computes, also
     where it may multiply in TF32."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     x = drawn(150, 2048, device=device, dtype=dtype).requires_grad_()
     with inside():
         assert not rows_differ(function, x.detach())

@@ -102,10 +102,11 @@ def main(args: argparse.Namespace) -> int:
     if args.models is not None and args.experts is not None:
         args.error("--models and --experts exclude each other")
     if args.report:
-        chosen = (name for name in ("models", "experts", "rows", "dtypes") if getattr(args, name) is not None)
-        if (name := next(chosen, "")) or args.json == STDOUT:
-            what = name or "json without a path"
-            args.error(f"--report writes a file of the same rows everywhere: it takes no --{what}")
+        others = {"--models": args.models, "--experts": args.experts, "--rows": args.rows, "--dtypes": args.dtypes}
+        given = [option for option, value in others.items() if value is not None]
+        if given or args.json == STDOUT:
+            what = given[0] if given else "--json without a path"
+            args.error(f"--report writes a file of the same rows everywhere: it takes no {what}")
         args.quick, args.experts, args.json = True, tuple(EXPERTS), args.json or pathlib.Path()
     if args.models is not None and args.dtypes is not None:
         args.error("--models takes no --dtypes: models train in bfloat16 on cuda, in float32 on cpu")

@@ -20,7 +20,7 @@
 //                         grad_gate = (u grad_output) act'(gate) + (v grad_output value) act''(gate)
 //                         | u, v, the gradients to grad_value and grad_gate, grad_output, value, gate
 //   prelu, xielu          learnable.h
-//   lerp                  lerp.h, lerp_single.h, lerp_backward.h
+//   lerp                  lerp.h
 //
 // The order of operations is that of PyTorch's autograd, so that infinities meet zeros in the same
 // places.
@@ -36,17 +36,13 @@
 // Situ's numbers are gate_cap and value_cap; value goes through softcap.
 
 #define f32_arithmetic single
-#define f32_lerp "lerp_single.h"
-#define f32_lerp_backward_arithmetic wide
+#define f32_lerp_arithmetic wide
 #define f64_arithmetic exact
-#define f64_lerp "lerp.h"
-#define f64_lerp_backward_arithmetic exact
+#define f64_lerp_arithmetic exact
 #define bf16_arithmetic half
-#define bf16_lerp "lerp.h"
-#define bf16_lerp_backward_arithmetic half
+#define bf16_lerp_arithmetic half
 #define f16_arithmetic half
-#define f16_lerp "lerp.h"
-#define f16_lerp_backward_arithmetic half
+#define f16_lerp_arithmetic half
 #define ARITHMETIC JOIN(DTYPE, arithmetic)
 
 #define KERNEL(name) TARGET static void JOIN(name, DTYPE)(int64_t n, char *const *out, char *const *wide, const char *const *in, const double *parameters)
@@ -218,11 +214,10 @@ KERNEL(add) {
 
 #include "learnable.h"
 
-#include JOIN(DTYPE, lerp)
-// Terms of the weight's gradient may cancel, so float32 computes them in double.
+// Terms of lerp may cancel, so float32 computes it in double.
 #undef ARITHMETIC
-#define ARITHMETIC JOIN(DTYPE, lerp_backward_arithmetic)
-#include "lerp_backward.h"
+#define ARITHMETIC JOIN(DTYPE, lerp_arithmetic)
+#include "lerp.h"
 
 static const epg_entry JOIN(entries, DTYPE)[] = {
 #define QUOTE_NAME(name) #name

@@ -51,7 +51,6 @@ INLINE f_m f_either(f_m a, f_m b) { return _mm256_or_ps(a, b); }
 INLINE d_m d_either(d_m a, d_m b) { return _mm256_or_pd(a, b); }
 INLINE f_m f_both(f_m a, f_m b) { return _mm256_and_ps(a, b); }
 INLINE int f_any(f_m mask) { return _mm256_movemask_ps(mask) != 0; }
-INLINE int f_all(f_m mask) { return _mm256_movemask_ps(mask) == UINT8_MAX; }
 INLINE int d_any(d_m mask) { return _mm256_movemask_pd(mask) != 0; }
 
 // The fourth bit, as a sign, chooses between eight and eight.

@@ -57,14 +57,13 @@ INLINE d_m d_within(d_v x, double limit) { return _mm512_cmp_pd_mask(x, d_set(li
 INLINE f_v f_select(f_m mask, f_v yes, f_v no) { return _mm512_mask_blend_ps(mask, no, yes); }
 INLINE d_v d_select(d_m mask, d_v yes, d_v no) { return _mm512_mask_blend_pd(mask, no, yes); }
 
-// Where a number is denormal; where either mask is set; whether any lane, or all lanes, of one are.
+// Where a number is denormal; where either mask is set; whether any lane of one is.
 INLINE f_m f_denormal(f_v x) { return _mm512_fpclass_ps_mask(x, 0x20); }
 INLINE d_m d_denormal(d_v x) { return _mm512_fpclass_pd_mask(x, 0x20); }
 INLINE f_m f_either(f_m a, f_m b) { return (f_m)(a | b); }
 INLINE d_m d_either(d_m a, d_m b) { return (d_m)(a | b); }
 INLINE f_m f_both(f_m a, f_m b) { return (f_m)(a & b); }
 INLINE int f_any(f_m mask) { return mask != 0; }
-INLINE int f_all(f_m mask) { return mask == UINT16_MAX; }
 INLINE int d_any(d_m mask) { return mask != 0; }
 
 // Of sixteen numbers the one whose place is in a lane's lowest four bits.

@@ -56,7 +56,6 @@ INLINE f_m f_either(f_m a, f_m b) { return a | b; }
 INLINE d_m d_either(d_m a, d_m b) { return a | b; }
 INLINE f_m f_both(f_m a, f_m b) { return a & b; }
 INLINE int f_any(f_m mask) { return vmaxvq_u32(mask) != 0; }
-INLINE int f_all(f_m mask) { return vminvq_u32(mask) != 0; }
 INLINE int d_any(d_m mask) { return vmaxvq_u32(vreinterpretq_u32_u64(mask)) != 0; }
 
 INLINE f_v f_lookup(const float *table, f_v place) {

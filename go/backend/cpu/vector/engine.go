@@ -62,13 +62,12 @@ func (e *Engine) Select(p backend.Problem) backend.Kernel {
 	return nil
 }
 
-// facts describes a kernel. Formulas of float64 run in float64, others in float32; but where a
-// gradient's terms cancel, float32 runs in float64.
+// facts describes a kernel. Formulas of float64 run in float64, others in float32; but where terms
+// cancel, float32 runs in float64.
 func (e *Engine) facts(p backend.Problem, product string) kernel.Facts {
 	_, _, dt := p.Describe()
 	math := dt.Accumulator()
-	_, backward := p.(*backend.PointwiseBackward)
-	if formula, _ := portable.LookupPointwise(p.Computes()); backward && dt == dtype.Float32 && formula.Cancels {
+	if formula, _ := portable.LookupPointwise(p.Computes()); dt == dtype.Float32 && formula.Cancels {
 		math = dtype.Float64
 	}
 	return kernel.FactsOf(p, product).On(e.Name, e.VectorBytes, math)

@@ -49,11 +49,15 @@ var shapes = map[string]struct {
 // onCUDA is a call of an operation on float32 tensors of a CUDA device.
 func (s *PreparedSuite) onCUDA(signature op.Signature) *caller.Call {
 	forward, isBackward := strings.CutSuffix(signature.Name, "_backward")
+	forward, isSecond := strings.CutSuffix(forward, "_backward")
 	of, known := shapes[forward]
 	s.Require().True(known, "shapes has no %s", forward)
 	inputs := of.inputs
 	if isBackward {
 		inputs = slices.Concat([][]int64{of.out}, inputs)
+	}
+	if isSecond { // the gradients to the first ones come before
+		inputs = slices.Concat(of.inputs, inputs)
 	}
 	call := &caller.Call{Op: signature.Name, Kind: of.kind}
 	for i, shape := range inputs {

@@ -101,8 +101,9 @@ func (o *onePass) fullDepth() int64 {
 	return o.depth + o.more.depth
 }
 
-// isShort reports whether product_sm80.cuh is faster than BLAS and a pass, an estimate: BLAS's
-// product takes .95 of the program's time, and the pass longer than the epilogue by 50 terms.
+// isShort reports whether product_sm80.cuh may be faster than BLAS and a pass. No GPU that asks has
+// been measured: it assumes that BLAS's product takes .95 of the program's time, and that a pass
+// takes longer than the epilogue by as much as 50 terms do.
 func (o *onePass) isShort() bool {
 	const most = 1024
 	return o.fullDepth() <= most

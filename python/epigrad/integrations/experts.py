@@ -412,15 +412,11 @@ def _held(module: Any) -> str:
             return f"a parameter is of {parameter.dtype}"
     if module.config._experts_implementation == NAME:  # chosen by its name
         return ""
-    reason = _without_fast_kernels(module.down_proj)
-    return reason and f'{reason}, where epigrad is slow: set_experts_implementation("{NAME}") takes it anyway'
-
-
-def _without_fast_kernels(weight: Tensor) -> str:
-    """Why experts on a GPU may be slower than PyTorch's (docs/gpu.md); empty if they are not."""
-    if weight.device.type != "cuda":
-        return ""
-    return "" if is_half(weight.dtype) else f"parameters of {weight.dtype} on a GPU"
+    weight = module.down_proj
+    if weight.is_cuda and not is_half(weight.dtype):  # docs/gpu.md
+        what = f"parameters of {weight.dtype} on a GPU, where epigrad is slow"
+        return f'{what}: set_experts_implementation("{NAME}") takes it anyway'
+    return ""
 
 
 after_import(_ROOM, _at_import)

@@ -22,7 +22,7 @@ DECLARES = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
 
 
 def any_switched() -> bool:
-    return bool(SWITCHED)
+    return len(SWITCHED) > 0  # Dynamo of PyTorch 2.11 traces no bool() of a dict
 
 
 def may_be_wide(tensors: Iterable[Tensor | None]) -> bool:

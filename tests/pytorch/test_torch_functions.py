@@ -4,7 +4,7 @@ what stays PyTorch's. And which of PyTorch's other functions keep rows apart by 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -71,23 +71,24 @@ def operands(device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[T
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the products of PyTorch and of epigrad that run, and epigrad's mode."""
+    """Notes functions of PyTorch, and epigrad's with their mode, that run."""
 
-    def __init__(self) -> None:
+    def __init__(self, noted: Sequence[str]) -> None:
         super().__init__()
+        self.noted = noted
         self.names: list[str] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = str(function).rpartition(".")[0]
-        if name in PRODUCTS:
+        if name in self.noted:
             self.names.append(name)
         elif name.startswith("epigrad."):
             self.names.append(f"epigrad{', invariant' * (kwargs or {}).get('batch_invariant', False)}")
         return function(*args, **(kwargs or {}))
 
 
-def products(call: Callable[[], Any]) -> set[str]:
-    with Recorder() as recorder:
+def products(call: Callable[[], Any], noted: Sequence[str] = PRODUCTS) -> set[str]:
+    with Recorder(noted) as recorder:
         call()
     return set(recorder.names)
 
@@ -126,6 +127,7 @@ OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "axis": lambda x: x.mean(axis=-1),
     "mean in float64": lambda x: x.mean(-1, dtype=torch.float64),
     "norm": lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(),
+    "centred": lambda x: torch.sub(x, x.mean(-1, keepdim=True)),
 }
 
 
@@ -151,8 +153,13 @@ def test_sums_of_rows(function: Callable[[Tensor], Tensor], dtype: torch.dtype, 
         assert products(lambda: function(x)) == OURS
     want = function(x.detach().double().requires_grad_())
     torch.testing.assert_close(out, want.to(out.dtype))
-    gradient, of_two = torch.autograd.grad(out, x, out.detach())[0], torch.autograd.grad(alone, x, alone.detach())[0]
-    assert_same_bits(gradient[7:9], of_two[7:9])
+    gradients: list[Tensor] = []
+
+    def backward() -> None:
+        gradients.extend(torch.autograd.grad(one, x, one.detach())[0][7:9] for one in (out, alone))
+
+    assert products(backward, (*PRODUCTS, "aten.sum")) <= OURS
+    assert_same_bits(*gradients)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +290,7 @@ def test_what_pytorch_refuses_it_still_does(call: Callable[[], Tensor]) -> None:
 def test_what_is_ignored_stays_so() -> None:
     eye = torch.eye(2)
     with inside():
+        assert torch.ones(1, requires_grad=True) * torch.ones(()) == 1
         assert torch.equal(torch.addmm(torch.full((2,), torch.nan), eye, eye, beta=0), eye)
         assert torch.equal(torch.ones(2, 0) @ torch.ones(0, 3), torch.zeros(2, 3))
         assert (torch.ones(0, 3) @ torch.ones(3, 2)).shape == (0, 2)

@@ -34,11 +34,12 @@ class batch_invariant:  # noqa: N801 (a context manager, named as a function)
 
     With `torch_functions`, PyTorch's own products are epigrad's inside, forward and backward:
     ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul`` and ``linear``, as functions, methods,
-    ``@`` and ``torch.nn.Linear``. So are ``sum`` and ``mean`` of the last dimension, of which norms
-    are made. So a model of PyTorch's layers gets the promise, unchanged. It is for dense tensors of
-    one device and one of the four dtypes. Everything else stays PyTorch's: other functions, such as
-    fused attention, ``out=``, and subclasses of tensors. Every call of PyTorch inside then passes
-    through Python. docs/howto/rl.md has the list, and a program.
+    ``@`` and ``torch.nn.Linear``. So are ``sum`` and ``mean`` of the last dimension, and the
+    gradient of a number ``[..., 1]`` that ``+``, ``-``, ``*`` or ``/`` gives to a whole row. Norms
+    are made of these. So a model of PyTorch's layers gets the promise, unchanged. It is for dense
+    tensors of one device and one of the four dtypes. Everything else stays PyTorch's: other
+    functions, such as fused attention, ``out=``, and subclasses of tensors. Every call of PyTorch
+    inside then passes through Python. docs/howto/rl.md has the list, and a program.
 
     Args:
         enabled: False switches the mode off inside, for PyTorch's functions too.

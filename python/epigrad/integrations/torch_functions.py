@@ -1,5 +1,6 @@
 """PyTorch's own products, and its sums of rows, by epigrad's, inside
-``batch_invariant(torch_functions=True)``.
+``batch_invariant(torch_functions=True)``. A number of each row that meets the row's elements, as in
+a norm, has such a sum as its gradient.
 
 Each function here takes what PyTorch's takes, and gives None for a call that stays PyTorch's: other
 dtypes, devices and layouts, subclasses of tensors, ``out=``, and what PyTorch refuses.
@@ -7,18 +8,20 @@ dtypes, devices and layouts, subclasses of tensors, ``out=``, and what PyTorch r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.autograd import Function, forward_ad
 from torch.nn import functional as torch_functional
 
-from epigrad import functional
+from epigrad import functional, ops
 from epigrad._core.checks import PLAIN
 from epigrad._core.invariance import PRODUCTS
-from epigrad._core.torch_state import cast_dtype
+from epigrad._core.torch_state import cast_dtype, transforms_active
 
 _TYPES = PLAIN | {FakeTensor}  # `torch.export` runs a model on fake tensors
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -103,18 +106,76 @@ def _of_rows(is_mean: bool) -> Any:
             return None
         if dtype is None and not is_mean and torch.is_autocast_enabled(input.device.type):
             return None  # its dtype then depends on the device
-        kept, features = dtype or input.dtype, input.shape[-1]
-        with torch.autocast(input.device.type, enabled=False):
-            out = functional.linear(input.to(kept).double(), input.new_ones(1, features, dtype=torch.float64))
+        kept = dtype or input.dtype
+        out = _summed(input.to(kept))
         if is_mean:
-            out = out / features
+            out = out / input.shape[-1]
         return (out if keepdim else out.squeeze(-1)).to(kept)
 
     return reduced
 
 
+def _summed(rows: Tensor, product: Callable[[Tensor, Tensor], Tensor] = functional.linear) -> Tensor:
+    """The sum of each row, ``[..., 1]``, in float64."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return product(rows.double(), rows.new_ones(1, rows.shape[-1], dtype=torch.float64))
+
+
+def _outside(rows: Tensor, ones: Tensor) -> Tensor:
+    """The product where no block is open. In an `autograd.Function` Dynamo traces none."""
+    out: Tensor = ops.call("linear", rows, ones, batch_invariant=True)[0]
+    return out
+
+
+class _Spread(Function):
+    """A number of each row, ``[..., 1]``, for each of the row's elements. Backward sums those of a
+    row, as PyTorch's does for an operand that it broadcasts."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: Tensor, features: int) -> Tensor:
+        return numbers.expand(*numbers.shape[:-1], features)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _summed(grad, _outside).to(grad.dtype), None
+
+
+def _with_spread_numbers(function: Callable[..., Tensor]) -> Any:
+    """An elementwise function of two tensors, if one has a number for each row of the other."""
+
+    def computed(input: Any, other: Any, **others: Any) -> Tensor | None:
+        if "out" in others or not torch.is_grad_enabled() or not _are_tensors(input, other):
+            return None
+        if transforms_active() or forward_ad._current_level >= 0:  # where products are PyTorch's, too
+            return None
+        if _has_numbers_of(input, other):
+            return function(_spread(input, other), other, **others)
+        if _has_numbers_of(other, input):
+            return function(input, _spread(other, input), **others)
+        return None
+
+    return computed
+
+
+def _are_tensors(*given: Any) -> bool:
+    return all(isinstance(each, Tensor) for each in given)
+
+
+def _has_numbers_of(numbers: Tensor, rows: Tensor) -> bool:
+    """Whether one tensor learns a number for each row of another."""
+    shape = (*rows.shape[:-1], 1)  # which no scalar has
+    if not numbers.requires_grad or numbers.shape != shape or rows.shape in ((), shape):
+        return False
+    return numbers.dtype == rows.dtype and _are_ours(numbers, rows)
+
+
+def _spread(numbers: Tensor, rows: Tensor) -> Tensor:
+    spread: Tensor = _Spread.apply(numbers, rows.shape[-1])
+    return spread
+
+
 def _have_dims(dims: int, *tensors: Any) -> bool:
-    return all(isinstance(tensor, Tensor) and tensor.dim() == dims for tensor in tensors)
+    return _are_tensors(*tensors) and all(tensor.dim() == dims for tensor in tensors)
 
 
 def _are_ours(*tensors: Any) -> bool:
@@ -136,6 +197,13 @@ def _multiply(a: Tensor, b: Tensor) -> bool:
     return all(one == other or one == 1 or other == 1 for one, other in batches)
 
 
+_ELEMENTWISE: list[Callable[..., Tensor]] = [
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for name in ("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide")
+]
+"""Operators call those of `Tensor`."""
+
 PRODUCTS.update(
     {
         torch_functional.linear: _linear,
@@ -146,5 +214,6 @@ PRODUCTS.update(
         **dict.fromkeys((torch.baddbmm, Tensor.baddbmm), _baddbmm),
         **dict.fromkeys((torch.sum, Tensor.sum), _of_rows(is_mean=False)),
         **dict.fromkeys((torch.mean, Tensor.mean), _of_rows(is_mean=True)),
+        **{function: _with_spread_numbers(function) for function in _ELEMENTWISE},
     }
 )

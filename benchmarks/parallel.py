@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn import functional
 
+from benchmarks import pictures
 from benchmarks.experts import ALLOWED, CASES, ROUTINGS, Case, route
 from benchmarks.record import Record
 
@@ -49,6 +50,11 @@ CALLS = 4
 RANKS = (1, 2, 4, 8)
 CASE = "qwen3-30b-a3b"
 KIND: Any = {"kind": "swiglu", "gate": "first"}
+DRAWN = {
+    OTHER: "a row for each slot, grouped_mm",
+    "chunks 1": "epigrad.parallel.experts",
+}
+"""What the picture calls the ways that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +280,13 @@ def subject(args: argparse.Namespace) -> Record:
         tasks=[
             Task(
                 f"{ranks} ranks {dtype} {routing}",
-                {"ranks": ranks, "dtype": dtype, "routing": routing, "size": f"{case} a rank"},
+                {
+                    "ranks": ranks,
+                    "dtype": dtype,
+                    "routing": routing,
+                    "tokens": case.tokens,
+                    "size": f"{case} a rank",
+                },
                 partial(measure, case, dtype, routing, ranks, device.type),
             )
             for ranks, dtype, routing in itertools.product(RANKS, dtypes, ROUTINGS)
@@ -289,6 +301,7 @@ def subject(args: argparse.Namespace) -> Record:
         },
         seconds=1.0 if args.quick else 4.0,
         facts=machine.facts(device),
+        picture=partial(pictures.draw_parallel, names=DRAWN),
     )
 
 

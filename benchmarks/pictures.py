@@ -1,4 +1,5 @@
-"""The pictures of records: curves over sizes, steps of models, and mixtures of experts."""
+"""The pictures of records: curves over sizes, steps of models, and mixtures of experts, on one GPU and
+on many."""
 
 from __future__ import annotations
 
@@ -177,5 +178,34 @@ def draw_experts(path: pathlib.Path, record: Mapping[str, Any]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     grid[0, 0].invert_yaxis()
     what = "forward and backward of experts, in times of dense products of as many rows (less is faster)"
+    figure.suptitle(f"{_title(record)}\n{what}", fontsize=9, x=0.01, ha="left")
+    save(figure, path, dpi=100)
+
+
+def draw_parallel(path: pathlib.Path, record: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Draw the tokens that all ranks together take a second: a panel for each routing, a curve for
+    each way that has a name, and what one rank's speed would grow to."""
+    rows = [row for row in record["rows"] if "time" in row and row["way"] in names]
+    routings = list(dict.fromkeys(row["routing"] for row in rows))
+    size = (1.0 + 3.2 * len(routings), 2.8)
+    figure, grid = pyplot().subplots(1, len(routings), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for axes, routing in zip(grid.flat, routings, strict=True):
+        for color, (way, name) in zip(COLORS.values(), names.items(), strict=False):
+            own = [row for row in rows if (row["routing"], row["way"]) == (routing, way)]
+            ranks = [row["ranks"] for row in own]
+            speeds = [row["ranks"] * row["tokens"] / row["time"]["median"] / 1e6 for row in own]
+            axes.plot(ranks, speeds, "o-", color=color, label=name)
+            axes.plot(ranks, [speeds[0] * rank / ranks[0] for rank in ranks], ":", color=color, linewidth=1)
+            for rank, speed in zip(ranks, speeds, strict=True):
+                axes.annotate(f"{speed:.2f}", (rank, speed), (0, 5), textcoords="offset points", fontsize=7)
+        axes.set_title(f"{routing} routing", fontsize=8)
+        axes.set_xticks(ranks, [f"{rank} GPU{'s' * (rank > 1)}" for rank in ranks], fontsize=8)
+        axes.tick_params(axis="y", labelsize=7)
+        axes.set_ylim(0)
+        axes.margins(0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0, 0].set_ylabel("million tokens a second", fontsize=8)
+    grid[0, 0].legend(fontsize=7, frameon=False)
+    what = "forward and backward of a layer; dotted: as many times as fast as one"
     figure.suptitle(f"{_title(record)}\n{what}", fontsize=9, x=0.01, ha="left")
     save(figure, path, dpi=100)

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from benchmarks.experts import FLOOR
 from benchmarks.experts import OTHER as GROUPED_MM
+from benchmarks.parallel import OTHER as SLOTS
 from benchmarks.sonicmoe import NAME as SONIC_MOE
 from benchmarks.sonicmoe import TUNED as SONIC_MOE_TUNED
 from tests.tools import readme, records
 from tests.tools.records import Row, Source, span, table
 
 BESIDE_SONICMOE = ("NVIDIA H200", "docs/results/2026-11-28-sonicmoe-nvidia-h200.json")
+MANY_GPUS = ("2 NVIDIA H200", "docs/results/2026-11-29-parallel-2-x-nvidia-h200.json")
 MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-27-experts-amd-epyc.json")
 XEON, EPYC, AVX2 = readme.CPUS
 
@@ -208,6 +210,25 @@ def sonicmoe_table() -> str:
         *(f"both / {each}" for each in over),
     ]
     return table([*sizes, *heads, "peak / SonicMoE"], lines)
+
+
+def parallel_table() -> str:
+    """Experts over GPUs: milliseconds, over a row for each slot, the share of one GPU's speed that
+    each of several has, and MiB beside tokens and weights."""
+    machine, path = MANY_GPUS
+    found: dict[tuple[int, str], dict[str, Row]] = {}
+    for row in records.rows(MANY_GPUS):
+        found.setdefault((row["ranks"], row["routing"]), {})[row["way"]] = row
+    lines = []
+    for (ranks, routing), ways in found.items():
+        ours, theirs, products = ways["chunks 1"], ways[SLOTS], ways["products"]
+        times = [f"{1e3 * way['time']['median']:.2f}" for way in (ours, theirs, products)]
+        speed = found[1, routing]["chunks 1"]["time"]["median"] / ours["time"]["median"]
+        peaks = [f"{way['peak'] / 2**20:.0f}" for way in (ours, theirs)]
+        lines.append([str(ranks), ROUTINGS[routing], *times, f"{ours['ratio']:.2f}", f"{speed:.2f}", *peaks])
+    link = f"[{machine}](../{path.removeprefix('docs/')})"
+    heads = ["routing", "ms", "rows for slots, ms", "products alone, ms", "over rows for slots", "speed of a GPU"]
+    return table([f"GPUs of {link}", *heads, "peak, MiB", "rows for slots, MiB"], lines)
 
 
 def cpu_table() -> str:

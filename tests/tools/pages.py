@@ -28,6 +28,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "beside SonicMoE": gains.sonicmoe_table,
         "mixtures on a CPU": gains.cpu_table,
     },
+    "docs/howto/expert-parallel.md": {"many GPUs": gains.parallel_table},
     "docs/promises.md": {"checks": check_page.written},
     "docs/results/README.md": {"goals": readme.summary_table},
 }

@@ -1,5 +1,5 @@
-"""The pictures of records: curves over sizes, steps of models, and mixtures of experts, on one GPU and
-on many."""
+"""The pictures of records: curves over sizes, steps of models, and mixtures of experts, on one GPU
+and on many."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensor
 from torch.autograd import Function, forward_ad
 from torch.nn import functional as torch_functional
 
-from epigrad import functional, ops
+from epigrad import functional
 from epigrad._core.checks import PLAIN
 from epigrad._core.invariance import PRODUCTS
 from epigrad._core.torch_state import cast_dtype, transforms_active
@@ -123,7 +123,7 @@ def _summed(rows: Tensor, product: Callable[[Tensor, Tensor], Tensor] = function
 
 def _outside(rows: Tensor, ones: Tensor) -> Tensor:
     """The product where no block is open. In an `autograd.Function` Dynamo traces none."""
-    out: Tensor = ops.call("linear", rows, ones, batch_invariant=True)[0]
+    out: Tensor = torch.ops.epigrad.linear(rows, ones, batch_invariant=True)[0]
     return out
 
 

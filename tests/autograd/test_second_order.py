@@ -160,6 +160,19 @@ def test_bits_are_those_of_the_dispatched_way() -> None:
         assert (one is None and other is None) or torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_types_have_second_derivatives_of_a_layer_without_activation(dtype: torch.dtype) -> None:
+    """Exactly, of small whole numbers."""
+
+    def second(layer: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        leaves = [leaf.detach().sign().to(dtype).requires_grad_() for leaf in _leaves((2, 2), (3, 2), (3,))]
+        first = torch.autograd.grad(layer(*leaves).square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(grad.sum() for grad in first), leaves)
+
+    for got, want in zip(second(epigrad.linear, dtype), second(functional.linear, torch.float64), strict=True):
+        assert torch.equal(got.double(), want)
+
+
 @pytest.mark.parametrize("name", ["activation", "gated_activation", "gated_product"])
 def test_sharded_tensors_have_the_same_second_derivatives(name: str) -> None:
     function, shapes, _ = LAYERS[name]

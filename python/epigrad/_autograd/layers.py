@@ -314,7 +314,8 @@ def layer_second(
     is_linear = problem.call.kind == "none"
     if grad is None or (kept is None and not is_linear):
         return None
-    grad_pre = grad_of_hidden(problem.call, grad, preactivation, output, By(problem.core))
+    # Without an activation the gradient is `grad` itself, which the formula would widen.
+    grad_pre = grad if is_linear else grad_of_hidden(problem.call, grad, preactivation, output, By(problem.core))
     of_pre = wanted[0], wanted[4] or wanted[5]
     needs = any(of_pre), *wanted[1:3]
     found, to_input, to_weight = product.second(problem.shapes, needs, grads, grad_pre, input, weight)

@@ -35,6 +35,9 @@ input. It is returned itself.
 A gradient is None where `needs` is False, or where it cannot exist (no bias, a weight that is a
 number). `out` gives tensors to write into. They have the right shape and dtype, any strides, and
 share no memory with another output or an input. One that is not needed is ignored.
+
+The results have no gradients. Put `torch.autograd.function.once_differentiable` on your `backward`:
+PyTorch then raises an error for a second derivative, unless `grad_output` is a constant.
 """
 ''',
 }

@@ -27,9 +27,9 @@ static void require(int32_t status) {
 
 /* Gives a call the workspace that it needs for the outputs that it names. */
 static void prepare(epg_call *call) {
-  uint8_t wanted[8];
-  int64_t shapes[8 * EPG_MAX_RANK];
-  int32_t ranks[8];
+  uint8_t wanted[EPG_MAX_OUTPUTS] = {0};
+  int64_t shapes[EPG_MAX_OUTPUTS * EPG_MAX_RANK];
+  int32_t ranks[EPG_MAX_OUTPUTS];
   for (int i = 0; i < call->num_outputs; i++) wanted[i] = call->outputs[i] != NULL;
   require(epg_infer(call, wanted, shapes, ranks, &call->workspace_nbytes));
   if (call->workspace_nbytes == 0) return;

@@ -84,9 +84,9 @@ int main(void) {
   epg_call call = {.struct_size = sizeof call, .op = "linear_backward", .kind = "gelu", .num_inputs = 5, .num_outputs = 3};
   call.inputs = inputs;
   call.outputs = outputs;
-  const uint8_t wanted[] = {0, 1, 1};
-  int64_t shapes[3 * EPG_MAX_RANK];
-  int32_t ranks[3];
+  const uint8_t wanted[EPG_MAX_OUTPUTS] = {0, 1, 1};
+  int64_t shapes[EPG_MAX_OUTPUTS * EPG_MAX_RANK];
+  int32_t ranks[EPG_MAX_OUTPUTS];
   require(epg_infer(&call, wanted, shapes, ranks, &call.workspace_nbytes), "infer");
   void *workspace = call.workspace_nbytes > 0 ? aligned_alloc(256, (call.workspace_nbytes + 255) / 256 * 256) : NULL;
   if (call.workspace_nbytes > 0 && workspace == NULL) return 1;

@@ -599,6 +599,28 @@ def with_fsdp(device: str) -> None:
         assert_near([grad.full_tensor()], [other.grad / 2])
 
 
+def with_fsdp_over_all(device: str) -> None:
+    """FSDP2 shards experts over groups, and the router over all processes: gradients of both are
+    means over all processes, as docs/howto/expert-parallel.md has it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device, (2, world // 2), mesh_dim_names=("dp", "ep"))
+    torch.manual_seed(3)
+    model = Model(LOCAL * (world // 2)).to(device, torch.float64)
+    alone = copy.deepcopy(model)
+    parallelize_module(model, mesh["ep"], {"experts": ExpertParallel()})
+    spread: Any = fully_shard(model.experts, mesh=mesh["dp"])
+    spread.set_gradient_divide_factor(world)
+    spread.set_force_sum_reduction_for_comms(True)
+    fully_shard(model, mesh=init_device_mesh(device, (world,)))
+    x = torch.randn(8 * world, FEATURES, device=device, dtype=torch.float64)
+    model(x[8 * rank : 8 * rank + 8]).square().mean().backward()
+    alone(x).square().mean().backward()
+    for (name, one), other in zip(model.named_parameters(), alone.parameters(), strict=True):
+        grad: Any = one.grad
+        assert other.grad is not None, name
+        assert_near([grad.full_tensor()], [other.grad])
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "equality": equality,
     "bits": bits,
@@ -618,7 +640,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "memory": memory,
     "style": style,
 }
-OF_FOUR: dict[str, Callable[[str], None]] = {"FSDP2": with_fsdp}
+OF_FOUR: dict[str, Callable[[str], None]] = {"FSDP2": with_fsdp, "FSDP2 over all": with_fsdp_over_all}
 """Checks of four processes or more."""
 
 

@@ -65,7 +65,10 @@ def named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        error.add_note(f"epigrad.parallel.experts: process {dist.get_rank()} was exchanging rows with its group")
+        error.add_note(
+            f"epigrad.parallel.experts: process {dist.get_rank()} was exchanging rows with its group: see whether "
+            "another process has raised an error, has ended, or has not called it"
+        )
         raise
 
 

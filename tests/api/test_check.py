@@ -17,7 +17,7 @@ import pytest
 import torch
 from epigrad import Activation, backward, cli, forward, plan
 from epigrad._autograd import functions
-from epigrad._check import bounds, expected, formulas, modes, search
+from epigrad._check import bounds, calls, expected, formulas, modes, search
 from epigrad._check.drawing import drawn
 from epigrad._check.modes import MODES
 from epigrad._check.operations import OPERATIONS
@@ -271,6 +271,34 @@ def test_a_value_beyond_a_jump_lies_within_the_bound() -> None:
     before = bounds.Bounded(threshold - 1e-3, torch.tensor([1e-2], dtype=torch.float64), torch.float32)
     assert bounds.breach(step(threshold * (1 + 1e-9)).float(), before.through(step)) == ""
     assert bounds.breach(step(threshold).float() - 0.7, before.through(step)) != ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cap", "gate", "entry"),
+    [
+        ("float16", 7.69190876930201, -1.2607421875, "autograd"),
+        ("bfloat16", 9.085123301106979, -1.265625, "autograd"),
+        ("bfloat16", 16.205487072456684, 2.234375, "second"),
+        ("float16", 17.32478463109212, -2.392578125, "second"),
+    ],
+)
+def test_terms_of_a_slope_may_cancel(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, cap: float, gate: float, entry: str
+) -> None:
+    """Those of situ_glu, where a slope or a second derivative is nearly 0. More is found."""
+    kind = f"situ_glu(gate_cap={cap},value_cap=1.0)"
+    problem = Problem.read(f"gated_product kind={kind} dtype={dtype} sizes=1x1x1 entry={entry}")
+    value, x, grad = (torch.full((1, 1, 1), number, dtype=problem.torch_dtype) for number in (16.0, gate, 1024.0))
+    monkeypatch.setattr(calls.Inputs, "of", lambda *_: calls.Inputs({"value": value, "gate": x}, grad, {}))
+    assert modes.correct(problem, "cpu") == ""
+
+    def off(*given: Any) -> calls.Results:
+        *others, last = calls.run(*given)
+        assert last is not None
+        return *others, last + 1024 * 2.0**-18
+
+    monkeypatch.setattr(modes, "run", off)
+    assert re.match("grad_gate|second_gate", modes.correct(problem, "cpu"))
 
 
 @pytest.mark.parametrize(("error", "may_be_one"), [(1e3, False), (1e14, True)])

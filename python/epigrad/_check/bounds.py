@@ -17,10 +17,33 @@ from torch import Tensor
 
 from epigrad._core.tables import is_half
 
+Pointwise = Callable[[Tensor], Tensor]
+
 FUNCTION, FUNCTION_IN_HALF, ARGUMENT, ARGUMENT_IN_HALF_ON_A_GPU = 16, 64, 4, 64
 """Roundings of the accumulator that an activation or its slope may take: of its value, of its value
 where that is then rounded to 16 bits, and of its argument. A GPU's formulas for 16 bits have more
 terms that cancel."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of two functions, whose slope and curvature are sums."""
+
+    one: Pointwise
+    other: Pointwise
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.one(x) * self.other(x)
+
+    def slope_terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return _derivative(self.one, x) * self.other(x), self.one(x) * _derivative(self.other, x)
+
+    def curvature_terms(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (
+            _second_derivative(self.one, x) * self.other(x),
+            2 * _derivative(self.one, x) * _derivative(self.other, x),
+            self.one(x) * _second_derivative(self.other, x),
+        )
 
 
 @dataclass(frozen=True)
@@ -173,7 +196,7 @@ class Bounded:
         assert self.terms is not None
         return replace(self, error=torch.where(self.terms >= self._largest, torch.inf, self.error), terms=None)
 
-    def through(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
+    def through(self, formula: Pointwise) -> Bounded:
         """A function of one variable. What an error makes of it is asked at both of its ends, so
         kinks need no care. Where terms of a function cancel, its roundings count as of its
         argument."""
@@ -196,7 +219,7 @@ class Bounded:
         known = None if self.is_finite else ~self.finite
         return self._with(value, error, known, FUNCTION_IN_HALF if half else FUNCTION)
 
-    def _overflows(self, formula: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    def _overflows(self, formula: Pointwise, value: Tensor) -> Tensor:
         """Where the formula goes beyond the accumulator's range on the way to a large value, as
         celu of a negative alpha below 1 does."""
         large = value.isfinite() & (value.abs() > 2.0**100)
@@ -204,14 +227,24 @@ class Bounded:
             return torch.zeros_like(large)
         return large & ~formula(self.value.float()).isfinite()
 
-    def slope(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
+    def slope(self, formula: Pointwise) -> Bounded:
         """The derivative of a function of one variable. Where it is 0 because a branch was chosen,
         a factor that is not finite stops."""
-        return self._derived(functools.partial(_derivative, formula))
+        slope = self._derived(functools.partial(_derivative, formula))
+        return slope._rounded_in(formula.slope_terms(self.value)) if isinstance(formula, Product) else slope
 
-    def curvature(self, formula: Callable[[Tensor], Tensor]) -> Bounded:
+    def curvature(self, formula: Pointwise) -> Bounded:
         """The second derivative, likewise."""
-        return self._derived(functools.partial(_second_derivative, formula))
+        curvature = self._derived(functools.partial(_second_derivative, formula))
+        return curvature._rounded_in(formula.curvature_terms(self.value)) if isinstance(formula, Product) else curvature
+
+    def _rounded_in(self, terms: Sequence[Tensor]) -> Bounded:
+        """A sum that is rounded to 16 bits. Its terms may cancel, and each is as inexact as a
+        function: a CPU's e^-t, of which they are made, is right to 2^-20, or 16 roundings."""
+        if not is_half(self.dtype):
+            return self
+        size = torch.stack([torch.where(term.isfinite(), term.abs(), 0.0) for term in terms]).sum(0)
+        return self.plus(FUNCTION_IN_HALF * self.unit * size)
 
     def _derived(self, derivative: Callable[..., Tensor]) -> Bounded:
         def stops() -> tuple[Tensor, Tensor]:
@@ -282,7 +315,7 @@ def _matrices(size: Tensor, error: Tensor) -> Tensor:
     return (size @ error).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _derivative(formula: Callable[[Tensor], Tensor], x: Tensor, upstream: float = 1.0) -> Tensor:
+def _derivative(formula: Pointwise, x: Tensor, upstream: float = 1.0) -> Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = formula(x)
@@ -290,7 +323,7 @@ def _derivative(formula: Callable[[Tensor], Tensor], x: Tensor, upstream: float 
     return slope
 
 
-def _second_derivative(formula: Callable[[Tensor], Tensor], x: Tensor, upstream: float = 1.0) -> Tensor:
+def _second_derivative(formula: Pointwise, x: Tensor, upstream: float = 1.0) -> Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         (slope,) = torch.autograd.grad(formula(x).sum(), x, create_graph=True)

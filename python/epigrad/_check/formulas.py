@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigrad._check.bounds import Pointwise, Product
 from epigrad.kinds import Activation, Gated
-
-Pointwise = Callable[[Tensor], Tensor]
 
 SELU = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 """lambda and alpha."""
@@ -173,7 +172,7 @@ def gated(kind: Gated) -> tuple[Pointwise, Pointwise]:
     given: dict[str, Any] = dict(kind.parameters)
     if kind.name == "situ_glu":
         gate_cap, value_cap = given["gate_cap"], given["value_cap"]
-        return lambda x: softcap(x, value_cap), lambda x: softcap(x, gate_cap) * sigmoid(x)
+        return lambda x: softcap(x, value_cap), Product(lambda x: softcap(x, gate_cap), sigmoid)
     limit, after = (math.inf if given[name] is None else given[name] for name in ("limit", "limit_after"))
     offset = given["offset"]
     formula = _FORMULAS[_PHI[kind.name]]

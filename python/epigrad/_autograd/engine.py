@@ -18,6 +18,16 @@ from torch.autograd.graph import get_gradient_edge
 _nodes = threading.Lock()
 
 
+CHEAP = 1 << 22
+"""The multiply-adds of a gradient, or 64 for each element, that take as long as a few questions:
+PyTorch answers one in 12 us, by an exception, if `torch.autograd.grad` wants a leaf's gradient."""
+
+
+def asked_unless_cheap(ctx: Any, needs: tuple[bool, ...], work: int) -> tuple[bool, ...]:
+    """What is `asked`, or all needs of little work that has no graph."""
+    return needs if type(work) is int and work < CHEAP and not torch.is_grad_enabled() else asked(ctx, needs)
+
+
 def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
     """The needs of a function's tensors, without those that this backward leaves out."""
     # The engine says nothing of a node that a user calls, or that a compiler traces.

@@ -10,6 +10,7 @@ from epigrad.parallel.chunks import MOST_CHUNKS, most_chunks
 
 from tests.pytorch.expert_parallel import CHECKS, OF_FOUR
 from tests.support.devices import on_devices
+from tests.support.features import feature
 from tests.support.processes import run_together
 
 
@@ -22,6 +23,7 @@ def run_checks(names: list[str], world: int, device: str = "cpu") -> None:
 
 
 @on_devices
+@feature("EP", rows={op: op for op in ("experts", "experts + LowRank")})
 def test_two_processes_compute_as_one(device: str) -> None:
     run_checks([*CHECKS], 2, device)
 
@@ -32,6 +34,7 @@ def test_three_processes_compute_as_one(device: str) -> None:
 
 
 @on_devices
+@feature("EP x FSDP2", rows={"experts": "experts"})
 def test_beside_other_parallelism(device: str) -> None:
     run_checks([*OF_FOUR], 4, device)
 

@@ -30,6 +30,8 @@ FEATURES = (
     "FSDP2",
     "TP",
     "FSDP2 x TP",
+    "EP",
+    "EP x FSDP2",
     "float32 gradients",
     "jit.trace",
     "ONNX",

@@ -30,7 +30,7 @@ H200 = ("NVIDIA H200", "docs/results/2026-11-24-cuda-nvidia-h200.json")
 GPU = ("NVIDIA H100", "docs/results/2026-11-27-cuda-nvidia-h100-80gb-hbm3-gates.json")
 MIXTURES = ("NVIDIA H100", "docs/results/2026-11-27-experts-nvidia-h100-80gb-hbm3.json")
 CPUS = (
-    ("Intel Xeon", "docs/results/2026-11-23-cpu-intel-xeon.json"),
+    ("Intel Xeon", "docs/results/2026-11-29-cpu-intel-xeon.json"),
     ("AMD EPYC", "docs/results/2026-11-23-cpu-amd-epyc.json"),
     ("AMD EPYC, AVX2, one thread", "docs/results/2026-11-23-cpu-amd-epyc-avx2.json"),
 )
@@ -112,7 +112,7 @@ def summary_table() -> str:
     lines = []
     for key, (first, *_) in ((key, but_float16(lines)) for key, lines in machines[0].items()):
         goal = "" if first["goal"] is None else f"{first['goal']:.2f}"
-        cells = [_pooled(but_float16(machine[key])) for machine in machines]
+        cells = [_pooled(but_float16(machine[key])) if key in machine else "-" for machine in machines]
         lines.append([" ".join(key[:2]).replace("_", " "), key[2], goal, *cells])
     return table(["operation", "direction", "goal", *(machine for machine, _ in CPUS)], lines)
 

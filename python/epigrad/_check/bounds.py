@@ -15,35 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigrad._check.formulas import Pointwise, Product
 from epigrad._core.tables import is_half
-
-Pointwise = Callable[[Tensor], Tensor]
 
 FUNCTION, FUNCTION_IN_HALF, ARGUMENT, ARGUMENT_IN_HALF_ON_A_GPU = 16, 64, 4, 64
 """Roundings of the accumulator that an activation or its slope may take: of its value, of its value
 where that is then rounded to 16 bits, and of its argument. A GPU's formulas for 16 bits have more
 terms that cancel."""
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product of two functions, whose slope and curvature are sums."""
-
-    one: Pointwise
-    other: Pointwise
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.one(x) * self.other(x)
-
-    def slope_terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _derivative(self.one, x) * self.other(x), self.one(x) * _derivative(self.other, x)
-
-    def curvature_terms(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            _second_derivative(self.one, x) * self.other(x),
-            2 * _derivative(self.one, x) * _derivative(self.other, x),
-            self.one(x) * _second_derivative(self.other, x),
-        )
 
 
 @dataclass(frozen=True)
@@ -231,12 +209,16 @@ class Bounded:
         """The derivative of a function of one variable. Where it is 0 because a branch was chosen,
         a factor that is not finite stops."""
         slope = self._derived(functools.partial(_derivative, formula))
-        return slope._rounded_in(formula.slope_terms(self.value)) if isinstance(formula, Product) else slope
+        if isinstance(formula, Product):
+            slope = slope._rounded_in(_slope_terms(formula, self.value))
+        return slope
 
     def curvature(self, formula: Pointwise) -> Bounded:
         """The second derivative, likewise."""
         curvature = self._derived(functools.partial(_second_derivative, formula))
-        return curvature._rounded_in(formula.curvature_terms(self.value)) if isinstance(formula, Product) else curvature
+        return (
+            curvature._rounded_in(_curvature_terms(formula, self.value)) if isinstance(formula, Product) else curvature
+        )
 
     def _rounded_in(self, terms: Sequence[Tensor]) -> Bounded:
         """A sum that is rounded to 16 bits. Its terms may cancel, and each is as inexact as a
@@ -331,6 +313,17 @@ def _second_derivative(formula: Pointwise, x: Tensor, upstream: float = 1.0) -> 
             return torch.zeros_like(x)
         (curvature,) = torch.autograd.grad(slope, x, torch.full_like(x, upstream), materialize_grads=True)
     return curvature
+
+
+def _slope_terms(product: Product, x: Tensor) -> tuple[Tensor, Tensor]:
+    one, other = product.one, product.other
+    return _derivative(one, x) * other(x), one(x) * _derivative(other, x)
+
+
+def _curvature_terms(product: Product, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    one, other = product.one, product.other
+    first, second = _derivative, _second_derivative
+    return second(one, x) * other(x), 2 * first(one, x) * first(other, x), one(x) * second(other, x)
 
 
 def breach(got: Tensor, want: Bounded) -> str:

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from epigrad._check.bounds import Pointwise, Product
 from epigrad.kinds import Activation, Gated
+
+Pointwise = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of two functions, whose slope and curvature are sums."""
+
+    one: Pointwise
+    other: Pointwise
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.one(x) * self.other(x)
+
 
 SELU = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 """lambda and alpha."""

@@ -601,7 +601,7 @@ def with_fsdp(device: str) -> None:
 
 def with_fsdp_over_all(device: str) -> None:
     """FSDP2 shards experts over groups, and the router over all processes: gradients of both are
-    means over all processes, as docs/howto/expert-parallel.md has it."""
+    means over all processes, as the page on many GPUs has it."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device, (2, world // 2), mesh_dim_names=("dp", "ep"))
     torch.manual_seed(3)

@@ -216,9 +216,9 @@ class Bounded:
     def curvature(self, formula: Pointwise) -> Bounded:
         """The second derivative, likewise."""
         curvature = self._derived(functools.partial(_second_derivative, formula))
-        return (
-            curvature._rounded_in(_curvature_terms(formula, self.value)) if isinstance(formula, Product) else curvature
-        )
+        if isinstance(formula, Product):
+            curvature = curvature._rounded_in(_curvature_terms(formula, self.value))
+        return curvature
 
     def _rounded_in(self, terms: Sequence[Tensor]) -> Bounded:
         """A sum that is rounded to 16 bits. Its terms may cancel, and each is as inexact as a

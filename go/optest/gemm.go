@@ -361,14 +361,14 @@ func (s *opSuite) TestGemmEpilogueFromTheOutput() {
 	})
 }
 
-// TestGradientsInFloat32: of half types, whatever part of an engine's tiles the gradients
-// fill.
+// TestGradientsInFloat32: of half types, whatever part of an engine's tiles the gradients fill, and
+// where their depth is cut into parts.
 func (s *opSuite) TestGradientsInFloat32() {
 	for _, dt := range s.dtypes() {
 		if !dt.IsHalf() {
 			continue
 		}
-		for _, size := range [][3]int64{{40, 8, 16}, {40, 16, 16}, {33, 24, 48}, {17, 48, 16}, {40, 32, 64}} {
+		for _, size := range [][3]int64{{40, 8, 16}, {40, 16, 16}, {33, 24, 48}, {17, 48, 16}, {40, 32, 64}, {600, 32, 32}} {
 			m, k, n := size[0], size[1], size[2]
 			made := func(shape ...int64) *array { return newArray(dt, shape, contiguous).fill(s.normal(1)) }
 			grad, a := made(m, n), made(m, k)

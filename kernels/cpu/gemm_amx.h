@@ -79,30 +79,32 @@ INLINE void prefetch_tiles(const prefetch *next, int64_t step) {
     tile_multiply(3, 5, 7);    \
   }
 // The compiler does not know what tiles read and write.
-#define TILES_LOAD_SUMS(height)                                                 \
-  __asm__ volatile("" ::: "memory");                                            \
-  const int64_t stride = sums->to_stride;                                       \
-  char *const upper = sums->to, *const lower = upper + tile_words * stride * 4; \
-  if (!sums->from) {                                                            \
-    tile_zero(0);                                                               \
-    tile_zero(1);                                                               \
-    tile_zero(2);                                                               \
-    tile_zero(3);                                                               \
-  } else {                                                                      \
-    tile_load(0, upper, stride * 4);                                            \
-    tile_load(1, upper + 64, stride * 4);                                       \
-    if (height > tile_words) {                                                  \
-      tile_load(2, lower, stride * 4);                                          \
-      tile_load(3, lower + 64, stride * 4);                                     \
-    }                                                                           \
+#define TILES_LOAD_SUMS(height)                                                       \
+  __asm__ volatile("" ::: "memory");                                                  \
+  if (!sums->from) {                                                                  \
+    tile_zero(0);                                                                     \
+    tile_zero(1);                                                                     \
+    tile_zero(2);                                                                     \
+    tile_zero(3);                                                                     \
+  } else {                                                                            \
+    const int64_t stride = sums->from_stride * 4;                                     \
+    const char *const upper = sums->from, *const lower = upper + tile_words * stride; \
+    tile_load(0, upper, stride);                                                      \
+    tile_load(1, upper + 64, stride);                                                 \
+    if (height > tile_words) {                                                        \
+      tile_load(2, lower, stride);                                                    \
+      tile_load(3, lower + 64, stride);                                               \
+    }                                                                                 \
   }
-#define TILES_STORE_SUMS(height)           \
-  tile_store(0, upper, stride * 4);        \
-  tile_store(1, upper + 64, stride * 4);   \
-  if (height > tile_words) {               \
-    tile_store(2, lower, stride * 4);      \
-    tile_store(3, lower + 64, stride * 4); \
-  }                                        \
+#define TILES_STORE_SUMS(height)                                            \
+  const int64_t stride = sums->to_stride * 4;                               \
+  char *const upper = sums->to, *const lower = upper + tile_words * stride; \
+  tile_store(0, upper, stride);                                             \
+  tile_store(1, upper + 64, stride);                                        \
+  if (height > tile_words) {                                                \
+    tile_store(2, lower, stride);                                           \
+    tile_store(3, lower + 64, stride);                                      \
+  }                                                                         \
   __asm__ volatile("" ::: "memory");
 
 TILES_KERNEL(16)
@@ -149,14 +151,14 @@ INLINE void add_products(const int hide_left, const int hide_right, const char *
 // Tiles would also take for zero what becomes smaller than 2^-126 on the way, but nothing does
 // there: EPG_LEAST_EXPONENTS keeps every product but zeros above 2^-100, so that sums are multiples
 // of 2^-114.
-INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t height, int64_t depth, const char *left, const char *right, float *sums,
-                               int64_t stride, int64_t begin) {
+INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t height, int64_t depth, const char *left, const char *right,
+                               const panel_sums *sums) {
   for (int64_t row = 0; row < height; row += rows_as_floats) {
     f_v low[rows_as_floats], high[rows_as_floats];
     UNROLL for (int i = 0; i < rows_as_floats; i++) {
-      const float *at = sums + (row + i) * stride;
-      low[i] = begin ? f_set(0) : f_load_f32(at);
-      high[i] = begin ? f_set(0) : f_load_f32(at + f_lanes);
+      const float *at = sums->from ? (const float *)sums->from + (row + i) * sums->from_stride : 0;
+      low[i] = at ? f_load_f32(at) : f_set(0);
+      high[i] = at ? f_load_f32(at + f_lanes) : f_set(0);
     }
     for (int64_t k = 0; k < depth; k += terms * tile_words) {
       const char *x = left + k * amx_width * 4 + row * tile_stride, *y = right + k * amx_width * 4;
@@ -174,7 +176,7 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
         add_products(0, 1, x + block_bytes, y, low, high);
     }
     UNROLL for (int i = 0; i < rows_as_floats; i++) {
-      float *at = sums + (row + i) * stride;
+      float *at = (float *)sums->to + (row + i) * sums->to_stride;
       f_store_f32(at, low[i]);
       f_store_f32(at + f_lanes, high[i]);
     }
@@ -183,7 +185,7 @@ INLINE void multiply_as_floats(const int terms, const int exchanged, int64_t hei
 
 #define FLOATS_KERNEL(form, way, terms, exchanged, height)                                                                                                  \
   TARGET static void multiply_##form##_##way##_##height(int64_t depth, const void *left, const void *right, const panel_sums *sums, const prefetch *next) { \
-    multiply_as_floats(terms, exchanged, height, depth, left, right, sums->to, sums->to_stride, !sums->from);                                               \
+    multiply_as_floats(terms, exchanged, height, depth, left, right, sums);                                                                                 \
   }
 #define FLOATS_KERNELS(height)                  \
   FLOATS_KERNEL(bfloat16, floats, 1, 0, height) \

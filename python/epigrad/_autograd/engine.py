@@ -7,6 +7,7 @@ zero-bubble pipelines, saliency maps and adversarial training.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,13 +20,27 @@ _nodes = threading.Lock()
 
 
 CHEAP = 1 << 22
-"""The multiply-adds of a gradient, or 64 for each element, that take as long as a few questions:
-PyTorch answers one in 12 us, by an exception, if `torch.autograd.grad` wants a leaf's gradient."""
+"""The multiply-adds of gradients that take as long as a few questions: PyTorch answers one in
+12 us, by an exception, if `torch.autograd.grad` wants a leaf's gradient."""
+OF_AN_ELEMENT = 64
+"""The multiply-adds that take as long as an element of a function without a product."""
 
 
-def asked_unless_cheap(ctx: Any, needs: tuple[bool, ...], work: int) -> tuple[bool, ...]:
-    """What is `asked`, or all needs of little work that has no graph."""
-    return needs if type(work) is int and work < CHEAP and not torch.is_grad_enabled() else asked(ctx, needs)
+def asked_unless_cheap(
+    ctx: Any, needs: tuple[bool, ...], grad: Tensor, shapes: Sequence[torch.Size | None] | None = None
+) -> tuple[bool, ...]:
+    """What is `asked`, or all needs of little work that has no graph: of a gradient's elements, or
+    of its rows and the sizes of a layer's tensors."""
+    elements = grad.numel()
+    # A compiler's symbol would become a number by the comparison.
+    if type(elements) is not int or torch.is_grad_enabled():
+        return asked(ctx, needs)
+    if shapes is None:
+        work = elements * OF_AN_ELEMENT
+    else:
+        rows = elements // max(grad.shape[-1], 1) if grad.ndim else 1
+        work = rows * sum([shape.numel() for shape in shapes if shape is not None])
+    return needs if work < CHEAP else asked(ctx, needs)
 
 
 def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:

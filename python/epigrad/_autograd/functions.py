@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 from epigrad import errors
 from epigrad._autograd import adapted
-from epigrad._autograd.engine import CHEAP, asked, asked_unless_cheap
+from epigrad._autograd.engine import asked, asked_unless_cheap
 from epigrad._autograd.main_grad import Sinks, accumulated, add_lock, delivered, outputs_of, refuse_graph
 from epigrad._core.adapters import scales_of, with_scales
 from epigrad._core.call import Call
@@ -253,7 +253,7 @@ class Elementwise(Fused):
         needs = ctx.needs_input_grad[2:]
         if grad_output is None:
             return (None,) * (2 + len(needs))
-        needs = asked_unless_cheap(ctx, needs, 64 * grad_output.numel())
+        needs = asked_unless_cheap(ctx, needs, grad_output)
         return (None, None, *differentiate(ctx.problem, needs, grad_output, *ctx.saved_tensors))
 
 
@@ -325,7 +325,7 @@ class Layers(Fused):
             needs = tuple([needs[place] for place in places])
         sinks: Sinks | None = getattr(ctx, "sinks", None)
         if sinks is None and grad_output is not None:
-            needs = asked_unless_cheap(ctx, needs, _work(grad_output, problem))
+            needs = asked_unless_cheap(ctx, needs, grad_output, problem.shapes)
         else:
             needs = asked(ctx, needs)
         grads: Tensors = (None,) * len(needs)
@@ -345,15 +345,6 @@ class Layers(Fused):
             return (None, None, None, *grads)
         found = dict(zip(places, grads, strict=True))
         return (None, None, None, *[found.get(place) for place in range(count)])
-
-
-def _work(grad_output: Tensor, problem: Problem) -> int:
-    """Multiply-adds of a layer's gradients, or more."""
-    elements = grad_output.numel()
-    if type(elements) is not int:  # a compiler's symbol, which a comparison would turn into a number
-        return CHEAP
-    sizes: int = sum([shape.numel() for shape in problem.shapes if shape is not None])
-    return elements * sizes // (grad_output.shape[-1] or 1) if grad_output.ndim else sizes
 
 
 def _into_sinks(problem: Problem, sinks: Sinks, needs: Needs, *tensors: Tensor | None) -> Tensors:

@@ -143,8 +143,8 @@ class _Spread(Function):
 def _with_spread_numbers(function: Callable[..., Tensor]) -> Any:
     """An elementwise function of two tensors, if one has a number for each row of the other."""
 
-    def computed(input: Any, other: Any, **others: Any) -> Tensor | None:
-        if "out" in others or not torch.is_grad_enabled() or not _are_tensors(input, other):
+    def computed(input: Any = None, other: Any = None, *more: Any, **others: Any) -> Tensor | None:
+        if more or "out" in others or not torch.is_grad_enabled() or not _are_tensors(input, other):
             return None
         if transforms_active() or forward_ad._current_level >= 0:  # where products are PyTorch's, too
             return None

@@ -50,10 +50,9 @@ CALLS = 4
 RANKS = (1, 2, 4, 8)
 CASE = "qwen3-30b-a3b"
 KIND: Any = {"kind": "swiglu", "gate": "first"}
-DRAWN = {
-    OTHER: "a row for each slot, grouped_mm",
-    "chunks 1": "epigrad.parallel.experts",
-}
+OURS = "chunks 1"
+"""The default in one host."""
+DRAWN = {OTHER: "a row for each slot, grouped_mm", OURS: "epigrad.parallel.experts"}
 """What the picture calls the ways that it has."""
 
 

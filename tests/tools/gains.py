@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from benchmarks import parallel
 from benchmarks.experts import FLOOR
 from benchmarks.experts import OTHER as GROUPED_MM
-from benchmarks.parallel import OTHER as SLOTS
 from benchmarks.sonicmoe import NAME as SONIC_MOE
 from benchmarks.sonicmoe import TUNED as SONIC_MOE_TUNED
 from tests.tools import readme, records
@@ -221,9 +221,9 @@ def parallel_table() -> str:
         found.setdefault((row["ranks"], row["routing"]), {})[row["way"]] = row
     lines = []
     for (ranks, routing), ways in found.items():
-        ours, theirs, products = ways["chunks 1"], ways[SLOTS], ways["products"]
+        ours, theirs, products = ways[parallel.OURS], ways[parallel.OTHER], ways["products"]
         times = [f"{1e3 * way['time']['median']:.2f}" for way in (ours, theirs, products)]
-        speed = found[1, routing]["chunks 1"]["time"]["median"] / ours["time"]["median"]
+        speed = found[1, routing][parallel.OURS]["time"]["median"] / ours["time"]["median"]
         peaks = [f"{way['peak'] / 2**20:.0f}" for way in (ours, theirs)]
         lines.append([str(ranks), ROUTINGS[routing], *times, f"{ours['ratio']:.2f}", f"{speed:.2f}", *peaks])
     link = f"[{machine}](../{path.removeprefix('docs/')})"

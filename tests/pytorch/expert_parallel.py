@@ -33,9 +33,10 @@ from epigrad.parallel import ExpertParallel, experts
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -601,24 +602,64 @@ def with_fsdp(device: str) -> None:
 
 def with_fsdp_over_all(device: str) -> None:
     """FSDP2 shards experts over groups, and the router over all processes: gradients of both are
-    means over all processes, as the page on many GPUs has it."""
+    means over all processes, as the page on many GPUs has it. Also where parameters stay gathered,
+    are used in bfloat16, or are used again by a checkpoint."""
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for reshard, policy, again in (
+        (True, MixedPrecisionPolicy(), False),
+        (False, MixedPrecisionPolicy(), True),
+        (True, half, True),
+    ):
+        _with_fsdp_over_all(device, reshard, policy, again)
+
+
+def _with_fsdp_over_all(device: str, reshard: bool, policy: MixedPrecisionPolicy, again: bool) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device, (2, world // 2), mesh_dim_names=("dp", "ep"))
+    options: dict[str, Any] = {"reshard_after_forward": reshard, "mp_policy": policy}
+    computed = policy.param_dtype or torch.float64
     torch.manual_seed(3)
-    model = Model(LOCAL * (world // 2)).to(device, torch.float64)
-    alone = copy.deepcopy(model)
+    model = Model(LOCAL * (world // 2)).to(device, torch.float32 if policy.param_dtype else torch.float64)
+    alone = copy.deepcopy(model).to(computed)
     parallelize_module(model, mesh["ep"], {"experts": ExpertParallel()})
-    spread: Any = fully_shard(model.experts, mesh=mesh["dp"])
+    spread: Any = fully_shard(model.experts, mesh=mesh["dp"], **options)
     spread.set_gradient_divide_factor(world)
     spread.set_force_sum_reduction_for_comms(True)
-    fully_shard(model, mesh=init_device_mesh(device, (world,)))
-    x = torch.randn(8 * world, FEATURES, device=device, dtype=torch.float64)
-    model(x[8 * rank : 8 * rank + 8]).square().mean().backward()
+    fully_shard(model, mesh=init_device_mesh(device, (world,)), **options)
+    x = torch.randn(8 * world, FEATURES, device=device, dtype=computed)
+    mine = x[8 * rank : 8 * rank + 8]
+    out: Any = checkpoint(model, mine, use_reentrant=False) if again else model(mine)
+    out.square().mean().backward()
     alone(x).square().mean().backward()
-    for (name, one), other in zip(model.named_parameters(), alone.parameters(), strict=True):
-        grad: Any = one.grad
-        assert other.grad is not None, name
-        assert_near([grad.full_tensor()], [other.grad])
+    assert_gradients_near(model, alone)
+
+
+def with_ddp(device: str) -> None:
+    """DDP averages the router's gradients, and leaves out the experts, whose gradients are sums."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(3)
+    model = Model(LOCAL * world).to(device, torch.float64)
+    alone = copy.deepcopy(model)
+    parallelize_module(model, init_device_mesh(device, (world,)), {"experts": ExpertParallel()})
+    names = [name for name, _ in model.named_parameters() if name.startswith("experts.")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    x = torch.randn(8 * world, FEATURES, device=device, dtype=torch.float64)
+    averaged = DistributedDataParallel(model)  # which has to live as long as backward
+    averaged(x[8 * rank : 8 * rank + 8]).square().mean().backward()
+    alone(x).square().mean().backward()
+    for parameter in model.experts.parameters():
+        assert parameter.grad is not None
+        parameter.grad.div_(world)
+    assert_gradients_near(model, alone)
+
+
+def assert_gradients_near(model: nn.Module, alone: nn.Module) -> None:
+    """Those of sharded or replicated parameters, in the dtype of one process's."""
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        grad = one.grad
+        assert grad is not None and other.grad is not None
+        whole = grad.full_tensor() if isinstance(grad, DTensor) else grad
+        assert_near([whole.to(other.dtype)], [other.grad])
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
@@ -639,6 +680,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "bad arguments": bad_arguments,
     "memory": memory,
     "style": style,
+    "DDP": with_ddp,
 }
 OF_FOUR: dict[str, Callable[[str], None]] = {"FSDP2": with_fsdp, "FSDP2 over all": with_fsdp_over_all}
 """Checks of four processes or more."""

@@ -36,9 +36,10 @@ records.
 
 `LowRank` rows have adapters that learn beside frozen weights. Parallel training runs on two processes, gloo on CPUs and
 NCCL on GPUs. FSDP2 and DDP are tested with and without activation checkpointing, FSDP2 with `reshard_after_forward` on
-and off. TP splits the hidden features of experts. EP [spreads experts](howto/expert-parallel.md), and is tested under
-autocast and activation checkpointing too. FSDP2 x TP and EP x FSDP2 run on four processes. "float32 gradients" are
-those of 16-bit operands under FSDP2 and DDP, which are [summed in float32](pytorch.md#gradients-in-float32).
+and off. TP splits the hidden features of experts. EP [spreads experts](howto/expert-parallel.md), also under autocast,
+activation checkpointing and DDP. FSDP2 x TP and EP x FSDP2 run on four processes, the latter in mixed precision too.
+"float32 gradients" are those of 16-bit operands under FSDP2 and DDP, which are
+[summed in float32](pytorch.md#gradients-in-float32).
 
 `python -m tests.tools.features` writes this page, and `tests/docs/test_features.py` fails where it is stale.
 """

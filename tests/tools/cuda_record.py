@@ -46,20 +46,32 @@ OTHERS = (
     "tests/cuda/test_grouped.py",
 )
 ON_CUDA = {"EPIGRAD_TEST_DEVICES": "cuda", "EPIGRAD_REQUIRE_BACKENDS": "cpu,cuda"}
+# The kernels for all GPUs from Ampere on, in place of Hopper's.
+AMPERES = {"EPIGRAD_CUDA_PROGRAM": "sm80"}
 
 # What is run: a name, what the environment has besides, and pytest's arguments.
 RUNS: tuple[tuple[str, dict[str, str], tuple[str, ...]], ...] = (
     ("parity", {}, ("-n", "8", "tests/parity")),
     ("parity, all products by cuBLASLt", {"EPIGRAD_CUDA_BLAS_ALONE": "1"}, ("-n", "8", "tests/parity")),
-    ("the other tests on the device", {}, ("-n", "4", *OTHERS)),
+    ("the other tests on the device", {}, ("-n", "8", *OTHERS)),
+    ("parity by mma.sync", AMPERES, ("-n", "8", "tests/parity")),
     (
-        "streams, threads, graphs, memory",
-        {},
+        "exactness, bits and groups by mma.sync",
+        AMPERES,
         (
-            *(f"tests/cuda/test_{name}.py" for name in ("execution", "memory", "precision", "one_kernel")),
-            "tests/runtime/test_prepared.py",
+            *("-n", "4", "tests/accuracy/test_edges.py", "tests/accuracy/test_ulp.py", "tests/cuda/test_grouped.py"),
+            *(f"tests/runtime/test_{name}.py" for name in ("determinism", "batch_invariance")),
         ),
     ),
+    (
+        "streams, threads, graphs, bits of rows",
+        {},
+        (
+            *("-n", "4", *(f"tests/cuda/test_{name}.py" for name in ("execution", "precision", "one_kernel"))),
+            *(f"tests/runtime/test_{name}.py" for name in ("prepared", "batch_invariance")),
+        ),
+    ),
+    ("memory", {}, ("tests/cuda/test_memory.py",)),
     (
         "more than 2^31 elements",
         {"EPIGRAD_TEST_SLOW": "1"},
@@ -79,17 +91,15 @@ SANITIZED = {
         " or (few and (swiglu_oai or relu2)) or infinite",
     ),
 }
-# These two tools take many times as long.
-SANITIZED_SLOWLY = SANITIZED | {
-    "groups": ("tests/cuda/test_grouped.py", "-k", "make_no_sense or (bfloat16 and one and swiglu_oai)"),
-}
+# racecheck and initcheck take many times as long, and so has the other program fewer tests.
+FEW_GROUPS = ("tests/cuda/test_grouped.py", "-k", "make_no_sense or (bfloat16 and one and swiglu_oai)")
 SLOW = ("racecheck", "initcheck")
-# The tools, and what each says of its defect in PLANTED. initcheck does not see what the copy
-# engine writes: it reports PyTorch's reads of results of product_sm90.cuh. Leaving PyTorch's
-# kernels out would hide what they write, too.
+# The tools, the slowest first, and what each says of its defect in PLANTED. initcheck does not see
+# what the copy engine writes: it reports PyTorch's reads of results of product_sm90.cuh. Leaving
+# PyTorch's kernels out would hide what they write, too.
 TOOLS = {
-    "memcheck": "Invalid __global__ write",
     "racecheck": "Race reported between Write access",
+    "memcheck": "Invalid __global__ write",
     "synccheck": "Barrier error detected",
     "initcheck": "Uninitialized __global__ memory read",
 }
@@ -97,8 +107,8 @@ PLANTED = ROOT / "tests" / "cuda" / "planted.cu"
 FOUND = 77  # compute-sanitizer's exit code where it finds something
 SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
 PLAIN = ("-p", "no:cacheprovider", "-p", "no:benchmark")
-AT_ONCE = 5  # runs; each is bound by the host most of the time
-ALONE = "streams, threads, graphs, memory"  # whose tests compare the device's free memory
+AT_ONCE = 7  # runs; each is bound by the host most of the time
+ALONE = "memory"  # whose tests compare the device's free memory
 
 
 def pytest(environment: dict[str, str], arguments: tuple[str, ...], under: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -137,6 +147,14 @@ def pytest(environment: dict[str, str], arguments: tuple[str, ...], under: tuple
 def watched_by(sanitizer: str, tool: str) -> tuple[str, ...]:
     """What a command runs under."""
     return (sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", str(FOUND))
+
+
+def sanitized(tool: str) -> Iterator[tuple[str, dict[str, str], tuple[str, ...]]]:
+    """What runs under a tool, as RUNS."""
+    for what, arguments in SANITIZED.items():
+        yield what, {}, FEW_GROUPS if what == "groups" and tool in SLOW else arguments
+    if tool != "initcheck":
+        yield "groups by mma.sync", AMPERES, FEW_GROUPS
 
 
 def run(*command: str) -> tuple[int, str]:
@@ -199,13 +217,16 @@ def main() -> int:
         for row in planted(sanitizer, f"sm_{major}{minor}"):
             keep("sanitizer", row)
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as executor:
-        runs = {executor.submit(pytest, *how): ("tests", what) for what, *how in RUNS if what != ALONE and chosen(what)}
+        runs = {}
         for tool in TOOLS if sanitizer else ():
-            for what, arguments in (SANITIZED_SLOWLY if tool in SLOW else SANITIZED).items():
+            for what, environment, arguments in sanitized(tool):
                 if chosen(f"{tool}, {what}"):
                     watched = watched_by(str(sanitizer), tool)
-                    started = executor.submit(pytest, {}, ("-n", "0", *arguments), watched)
+                    started = executor.submit(pytest, environment, ("-n", "0", *arguments), watched)
                     runs[started] = ("sanitizer", f"{tool}, {what}")
+        for what, *how in RUNS:
+            if what != ALONE and chosen(what):
+                runs[executor.submit(pytest, *how)] = ("tests", what)
         for ended in concurrent.futures.as_completed(runs):
             key, what = runs[ended]
             keep(key, {"what": what, **ended.result()})

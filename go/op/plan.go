@@ -103,6 +103,11 @@ func (o *operation) choose(c *Call, choices *tuning.File) (backend.Kernel, error
 		}}, nil
 	}
 	owned, h := c.owned(len(o.Inputs)), o.header(c, dt, choices)
+	for i := range owned.Outputs {
+		if !o.asks(owned, i) {
+			owned.Outputs[i] = nil
+		}
+	}
 	_, parameters := o.computes(owned)
 	w := &region{dt: dt, device: device, operand: len(o.Inputs) + len(c.Outputs)}
 	w.reader, _ = b.(backend.TokenReader)
@@ -119,10 +124,17 @@ func (o *operation) header(c *Call, dt dtype.DType, choices *tuning.File) backen
 	return backend.Header{Op: o.Name, Kind: c.Kind, Formula: formula, DType: dt, AllowTF32: c.AllowTF32, BatchInvariant: c.BatchInvariant, Choices: choices}
 }
 
-// asksNothing reports whether every output is absent, or an adapter's and empty.
+// asks reports whether a call wants something in an output: not if it is absent, or the gradient of
+// an adapter of rank 0.
+func (o *operation) asks(c *Call, output int) bool {
+	out := c.Outputs[output]
+	return out != nil && !(o.Outputs[output].IsAdapters() && out.IsEmpty())
+}
+
+// asksNothing reports whether there is no such output.
 func (o *operation) asksNothing(c *Call) bool {
-	for i, out := range c.Outputs {
-		if out != nil && !(o.Outputs[i].IsAdapters() && out.IsEmpty()) {
+	for i := range c.Outputs {
+		if o.asks(c, i) {
 			return false
 		}
 	}

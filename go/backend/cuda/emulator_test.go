@@ -218,6 +218,9 @@ func (e *emulator) run(memory []byte, launches []*launch, r *backend.Run, place 
 	job = append(job, memory...)
 	job = little.AppendUint64(job, uint64(len(launches)))
 	for _, l := range launches {
+		if l.grid[0] == 0 {
+			return nil, fmt.Errorf("%s has no blocks, which drivers refuse", l.function)
+		}
 		job = little.AppendUint32(job, uint32(len(l.function)))
 		job = append(job, l.function...)
 		job = little.AppendUint32(little.AppendUint32(job, uint32(l.grid[0])), l.block[0])

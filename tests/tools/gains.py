@@ -16,7 +16,6 @@ from benchmarks.sonicmoe import TUNED as SONIC_MOE_TUNED
 from tests.tools import readme, records
 from tests.tools.records import Row, Source, span, table
 
-BESIDE_SONICMOE = ("NVIDIA H200", "docs/results/2026-11-28-sonicmoe-nvidia-h200.json")
 MANY_GPUS = ("2 NVIDIA H200", "docs/results/2026-11-29-parallel-2-x-nvidia-h200.json")
 MIXTURES_ON_A_CPU = ("AMD EPYC", "docs/results/2026-11-27-experts-amd-epyc.json")
 XEON, EPYC, AVX2 = readme.CPUS
@@ -26,7 +25,13 @@ GLUS = ("swiglu", "geglu")
 LAYERS = ("linear", "mlp", "gated_mlp")
 DENSE = ("gpt2", "llama", "gemma", "bert", "vit")
 # What times and memory are compared with: the record's word for it, and the table's.
-AGAINST = {GROUPED_MM: "`grouped_mm`", SONIC_MOE: "SonicMoE, not tuned", "eager": "eager", "compile": "compiled"}
+AGAINST = {
+    GROUPED_MM: "`grouped_mm`",
+    SONIC_MOE: "SonicMoE",
+    SONIC_MOE_TUNED: "SonicMoE, tuned",
+    "eager": "eager",
+    "compile": "compiled",
+}
 
 
 class Line(NamedTuple):
@@ -68,14 +73,14 @@ def mixtures(what: str, dtype: str, source: Source, cases: Collection[str], agai
     return Line(what, AGAINST[against], dtype, [source], times, kept, peaks)
 
 
-def operation(what: str, rows: Collection[Row], dtypes: str, source: Source = readme.GPU) -> list[Line]:
+def operation(what: str, rows: Collection[Row], dtypes: str) -> list[Line]:
     """Rows of an operation, beside eager PyTorch and beside compiled."""
     return [
         Line(
             name,
             AGAINST[against],
             dtypes,
-            [source],
+            [readme.GPU],
             records.ratios(rows, ratio),
             records.of_memory(rows, "kept", against),
             records.of_memory(rows, "peak", against),
@@ -93,24 +98,22 @@ def layers(op: str, size: str = LAYER) -> list[Row]:
     ]
 
 
-def gates(source: Source, dtypes: Collection[str], wanted: Callable[[str], bool]) -> list[Row]:
+def gates(dtypes: Collection[str], wanted: Callable[[str], bool]) -> list[Row]:
     """Gates without products, forward and backward apart."""
     return [
         row
-        for row in records.rows(source)
+        for row in records.rows(readme.GPU)
         if row["op"] == "gated" and row["size"] == WIDE and row["dtype"] in dtypes and wanted(row["kind"])
     ]
 
 
 def models(what: str, names: Collection[str], variant: str, plain: str, against: str) -> Line:
     """Training steps of whole models, with the patch and without."""
-    (machine, _) = readme.GPU
-    rows = readme.by_variant(readme.model_record(machine))
+    rows = readme.models()
     pairs = [(rows[model, variant], rows[model, plain]) for model in names]
     times = [ours["ratio_to_unpatched"] for ours, _ in pairs]
     peaks = [ours["peak"] / theirs["peak"] for ours, theirs in pairs]
-    sources = [(machine, path) for path in readme.MODEL_RECORDS[machine]]
-    return Line(what, against, "bfloat16", sources, times, peaks=peaks)
+    return Line(what, against, "bfloat16", [readme.MODEL_RECORD], times, peaks=peaks)
 
 
 def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[Source]) -> Line:
@@ -127,11 +130,17 @@ def on_cpus(what: str, cases: Collection[str], dtype: str, sources: Collection[S
 def lines() -> list[Line]:
     """The lines of docs/pays.md."""
     fine, coarse = ("qwen3-30b-a3b", "gpt-oss-20b"), ("mixtral-like",)
+
+    def beside_sonicmoe(what: str, case: str) -> list[Line]:
+        named, source = readme.SONICMOE_CASES[case], readme.BESIDE_SONICMOE
+        ways = ((what, SONIC_MOE), ("the same", SONIC_MOE_TUNED))
+        return [mixtures(name, "bfloat16", source, (named,), way) for name, way in ways]
+
     return [
         mixtures("Hopper: experts of Qwen3-30B-A3B and gpt-oss-20b", "bfloat16", readme.MIXTURES, fine),
-        mixtures("Hopper: experts of Qwen3-30B-A3B", "bfloat16", readme.MIXTURES, fine, SONIC_MOE),
+        *beside_sonicmoe("Hopper: experts of Qwen3-30B-A3B", "qwen3-30b-a3b"),
         mixtures("Hopper: experts of Mixtral's shape", "bfloat16", readme.MIXTURES, coarse),
-        mixtures("the same", "bfloat16", readme.MIXTURES, coarse, SONIC_MOE),
+        *beside_sonicmoe("the same", "mixtral-like"),
         models("Hopper: a step of a Qwen3-MoE of six layers, patched", ("qwen3-moe",), "patched", "eager", "eager"),
         models("the same", ("qwen3-moe",), "patched + compiled", "compiled", "compiled"),
         models("Hopper: a step of five dense models, patched", DENSE, "patched", "eager", "eager"),
@@ -140,15 +149,12 @@ def lines() -> list[Line]:
         *operation(f"Hopper: a SwiGLU MLP of {SMALL}", layers("gated_mlp", SMALL), "bfloat16"),
         *operation(f"Hopper: a GELU MLP of {LAYER}", layers("mlp"), "bfloat16"),
         *operation(f"Hopper: the `gated_linear` of a Llama, {LAYER}", layers("gated_linear"), "bfloat16"),
-        *operation("Hopper: SwiGLU or GeGLU alone", gates(readme.GPU, ("bfloat16",), GLUS.__contains__), "bfloat16"),
-        *operation(
-            "Hopper: another gate alone", gates(readme.GPU, ("bfloat16",), lambda kind: kind not in GLUS), "bfloat16"
-        ),
+        *operation("Hopper: SwiGLU or GeGLU alone", gates(("bfloat16",), GLUS.__contains__), "bfloat16"),
+        *operation("Hopper: another gate alone", gates(("bfloat16",), lambda kind: kind not in GLUS), "bfloat16"),
         *operation(
             "Hopper: a gate alone",
-            gates(readme.H200, ("float32", "float64"), lambda kind: True),
+            gates(("float32", "float64"), lambda kind: True),
             "float32, float64",
-            readme.H200,
         ),
         on_cpus("CPU: layers and MLPs", LAYERS, "float32", readme.CPUS),
         on_cpus("CPU with AVX512_BF16 or AMX: layers and MLPs", LAYERS, "bfloat16", (XEON, EPYC)),
@@ -177,23 +183,21 @@ def gpu_tables() -> str:
     times: list[list[str]] = []
     memory: dict[str, list[str]] = {}
     for (case, routing), ways in of_mixtures(readme.MIXTURES).items():
-        ours, sonic, name = ways["epigrad"], ways.get(SONIC_MOE), readme.MIXTURE_NAMES[case]
-        over = f"{ours['time']['median'] / sonic['time']['median']:.2f}" if sonic else "-"
-        numbers = [f"{ours['ratio']:.2f}", over, f"{ours['ratio_to_floor']:.2f}"]
-        times.append([name, ROUTINGS[routing], f"{1e3 * ours['time']['median']:.2f}", *numbers])
-        bytes_of = [row and row[what] for what in ("kept", "peak") for row in (ours, sonic, ways[GROUPED_MM])]
-        memory[name] = [name, *(f"{each / 2**20:.0f}" if each else "-" for each in bytes_of)]
+        ours, theirs, name = ways["epigrad"], ways[GROUPED_MM], readme.MIXTURE_NAMES[case]
+        milliseconds = [f"{1e3 * way['time']['median']:.2f}" for way in (ours, theirs)]
+        times.append([name, ROUTINGS[routing], *milliseconds, f"{ours['ratio']:.2f}", f"{ours['ratio_to_floor']:.2f}"])
+        memory[name] = [name, *(f"{row[what] / 2**20:.0f}" for what in ("kept", "peak") for row in (ours, theirs))]
     link = f"[{machine}]({path.removeprefix('docs/')})"
-    heads = [f"{what}, {name}" for what in ("kept", "peak") for name in ("epigrad", "SonicMoE", "`grouped_mm`")]
-    over_others = [f"over {other}" for other in ("`grouped_mm`", "SonicMoE", "the floor")]
-    return f"{table([link, 'routing', 'time, ms', *over_others], times)}\n{table(['MiB', *heads], memory.values())}"
+    heads = [f"{what}, {name}" for what in ("kept", "peak") for name in ("epigrad", "`grouped_mm`")]
+    first = [link, "routing", "ms", "`grouped_mm`, ms", "over `grouped_mm`", "over the floor"]
+    return f"{table(first, times)}\n{table(['MiB', *heads], memory.values())}"
 
 
 def sonicmoe_table() -> str:
     """The shapes that SonicMoE publishes: times and memory over those of others."""
-    machine, path = BESIDE_SONICMOE
+    machine, path = readme.BESIDE_SONICMOE
     lines = []
-    for (case, _), ways in of_mixtures(BESIDE_SONICMOE).items():
+    for (case, _), ways in of_mixtures(readme.BESIDE_SONICMOE).items():
         ours, others = ways["epigrad"], [ways[name] for name in (SONIC_MOE, SONIC_MOE_TUNED, GROUPED_MM)]
         cells = [f"{1e3 * ours['time']['median']:.2f}"]
         for part in ("forward", "time"):

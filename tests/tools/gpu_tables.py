@@ -63,7 +63,7 @@ def operations_table() -> str:
     for line in LINES:
         found = [
             row
-            for row in rows(readme.H200)
+            for row in rows(readme.GPU)
             if (row["op"], row["size"], row["direction"]) == (line.op, line.size, line.direction)
             and row["dtype"] in line.dtypes
         ]
@@ -76,7 +76,7 @@ def slower_table() -> str:
     """A line for each operation, direction and dtype that is slower than another library."""
     lines: dict[tuple[str, str], list[list[Row]]] = {}
     for column, ratio in enumerate(TO):
-        for row in rows(readme.H200):
+        for row in rows(readme.GPU):
             if row.get(ratio, 0) > SLOW:
                 name = f"{row['op'].replace('_', ' ')} {row['kind']}, {row['size']}"
                 lines.setdefault((name, row["direction"]), [[], []])[column].append(row)

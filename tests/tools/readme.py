@@ -18,6 +18,7 @@ from epigrad.cli.picture import pyplot
 from benchmarks import cpu, pictures
 from benchmarks.experts import OTHER as GROUPED_MM
 from benchmarks.sonicmoe import NAME as SONIC_MOE
+from benchmarks.sonicmoe import TUNED as SONIC_MOE_TUNED
 from tests.support.repository import ROOT
 from tests.tools import exact_page, records
 from tests.tools.records import Row, Source, numbered, of_memory, ratios, rows, span, table
@@ -25,27 +26,19 @@ from tests.tools.records import Row, Source, numbered, of_memory, ratios, rows, 
 MODELS = ROOT / "docs" / "models.md"
 PICTURE = records.RESULTS / "readme.png"
 
-H200 = ("NVIDIA H200", "docs/results/2026-11-24-cuda-nvidia-h200.json")
-# The card of README.md's table and picture: its operations, and its mixtures of experts.
-GPU = ("NVIDIA H100", "docs/results/2026-11-27-cuda-nvidia-h100-80gb-hbm3-gates.json")
-MIXTURES = ("NVIDIA H100", "docs/results/2026-11-27-experts-nvidia-h100-80gb-hbm3.json")
+# The card of README.md's table and picture: its operations, its mixtures of experts, and those
+# beside SonicMoE, by their names there.
+GPU = ("NVIDIA H200", "docs/results/2026-11-29-cuda-nvidia-h200.json")
+MIXTURES = ("NVIDIA H200", "docs/results/2026-11-29-experts-nvidia-h200.json")
+BESIDE_SONICMOE = ("NVIDIA H200", "docs/results/2026-11-28-sonicmoe-nvidia-h200.json")
+SONICMOE_CASES = {"qwen3-30b-a3b": "8192x2048, 768, 128, 8", "mixtral-like": "4096x4096, 14336, 8, 2"}
 CPUS = (
     ("Intel Xeon", "docs/results/2026-11-29-cpu-intel-xeon.json"),
     ("AMD EPYC", "docs/results/2026-11-23-cpu-amd-epyc.json"),
     ("AMD EPYC, AVX2, one thread", "docs/results/2026-11-23-cpu-amd-epyc-avx2.json"),
 )
-# What `bench --models` measured, in one run or in several on a machine. docs/models.md shows all
-# machines.
-MODEL_RECORDS: dict[str, tuple[str, ...]] = {
-    "NVIDIA H100": (
-        "docs/results/2026-11-27-models-nvidia-h100-80gb-hbm3.json",
-        *(f"docs/results/2026-11-27-models-nvidia-h100-80gb-hbm3-{part}.json" for part in (2, 3)),
-    ),
-    "NVIDIA H200": (
-        "docs/results/2026-11-24-models-nvidia-h200.json",
-        *(f"docs/results/2026-11-24-models-nvidia-h200-{part}.json" for part in (2, 3, 4)),
-    ),
-}
+# What `python -m benchmarks models` measured there.
+MODEL_RECORD = ("NVIDIA H200", "docs/results/2026-11-29-models-nvidia-h200.json")
 ACCURACY = (("NVIDIA H100", "docs/accuracy-cuda.md"), ("CPU", "docs/accuracy.md"))
 
 # The models of README.md, by their names in the records.
@@ -125,16 +118,9 @@ def _pooled(lines: list[Row]) -> str:
     return f"{mean:.2f}, {max(line['worst'] for line in lines):.2f}, {share:.0%}"
 
 
-def model_record(machine: str) -> Row:
-    """The record of a machine's models, with the rows of all its runs."""
-    record, *others = (records.load(ROOT / path) for path in MODEL_RECORDS[machine])
-    rows = [row for each in (record, *others) for row in each["rows"] if "wall" in row]
-    return {**record, "rows": rows}
-
-
-def by_variant(record: Row) -> dict[tuple[str, str], Row]:
-    """A record's rows by model and variant."""
-    return {(row["model"], row["variant"]): row for row in record["rows"]}
+def models() -> dict[tuple[str, str], Row]:
+    """The rows of whole models, by model and variant."""
+    return {(row["model"], row["variant"]): row for row in rows(MODEL_RECORD) if "wall" in row}
 
 
 # The lines of a model: a heading, a row's field, and its unit.
@@ -147,41 +133,33 @@ QUANTITIES = (
 
 
 def models_table() -> str:
-    """Tables and pictures of models, one for each machine."""
-    return "\n".join(map(_models_table, MODEL_RECORDS))
-
-
-def _models_table(machine: str) -> str:
-    record = model_record(machine)
-    rows = by_variant(record)
-    models, variants = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
-    links = numbered((machine, _in_docs(ROOT / path)) for path in MODEL_RECORDS[machine])
+    """The table and the picture of models."""
+    found = models()
+    names, variants = (list(dict.fromkeys(each)) for each in zip(*found, strict=True))
     lines = []
-    for model in models:
-        own = [rows.get((model, variant), {}) for variant in variants]
+    for model in names:
+        own = [found.get((model, variant), {}) for variant in variants]
         heading = f"{model}, {own[0]['size']}"
         for quantity, field, unit in QUANTITIES:
             if any(field in row for row in own):
-                lines.append([heading, quantity, *(_value(row, field, unit, record["statistic"]) for row in own)])
+                lines.append([heading, quantity, *(_value(row, field, unit) for row in own)])
                 heading = ""
-    picture = f"\n![Training steps of models, {machine}]({_in_docs(models_picture(machine))})\n"
-    return table([links, "", *variants], lines) + picture
+    machine, path = MODEL_RECORD
+    heads = [f"[{machine}]({path.removeprefix('docs/')})", "", *variants]
+    picture = models_picture().relative_to(MODELS.parent)
+    return table(heads, lines) + f"\n![Training steps of models, {machine}]({picture})\n"
 
 
-def _in_docs(path: pathlib.Path) -> pathlib.Path:
-    return path.relative_to(MODELS.parent)
+def models_picture() -> pathlib.Path:
+    """Where the picture of models is."""
+    return (ROOT / MODEL_RECORD[1]).with_suffix(".png")
 
 
-def models_picture(machine: str) -> pathlib.Path:
-    """Where the picture of a machine's models is."""
-    return (ROOT / MODEL_RECORDS[machine][0]).with_suffix(".png")
-
-
-def _value(row: Row, field: str, unit: float, statistic: str) -> str:
+def _value(row: Row, field: str, unit: float) -> str:
     """A number with three digits and no exponent, or nothing where it was not measured."""
     if field not in row:
         return ""
-    number = (row[field][statistic] if isinstance(row[field], dict) else row[field]) / unit
+    number = (row[field]["median"] if isinstance(row[field], dict) else row[field]) / unit
     return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}"
 
 
@@ -226,7 +204,7 @@ def claims_table() -> str:
     """What epigrad gains, and its largest error."""
     ours = max(worst(("value", "slope", "from output")), exact_page.largest("float64"))
     eager = worst(("PyTorch value", "PyTorch slope"))
-    moe, *dense = _models()
+    moe, *dense = _of_models()
     tails = (
         f"[{ours:.1f} ULP](docs/kinds.md#worst-cases); PyTorch's is over 10<sup>{math.floor(math.log10(eager))}</sup>"
     )
@@ -237,20 +215,29 @@ def claims_table() -> str:
 
 def _mixtures() -> Iterable[Claim]:
     """One layer of experts beside transformers' default, and beside SonicMoE."""
-    ours, default, sonic = (mixture_row("qwen3-30b-a3b", name) for name in ("epigrad", GROUPED_MM, SONIC_MOE))
-    tokens = ours["size"].split(", ")[1].split(" x ")[0]
+    tokens = mixture_row("qwen3-30b-a3b", "epigrad")["size"].split(", ")[1].split(" x ")[0]
     what = f"**Experts** of one Qwen3-30B-A3B layer, {tokens}, even routing, over transformers' default `grouped_mm`"
-    for name, other in ((what, default), ("The same over SonicMoE, not tuned", sonic)):
-        time = f"{ours['time']['median'] / other['time']['median']:.2f}"
-        kept, peak = (f"{ours[field] / other[field]:.2f}" for field in ("kept", "peak"))
-        yield Claim(name, f"**{time}**" if other is default else time, "not measured", kept, peak)
+    ways = ((what, GROUPED_MM), ("The same over SonicMoE, tuned", SONIC_MOE_TUNED))
+    for name, other in ways:
+        ours, theirs = pair_of("qwen3-30b-a3b", other)
+        time = f"{ours['time']['median'] / theirs['time']['median']:.2f}"
+        kept, peak = (f"{ours[field] / theirs[field]:.2f}" for field in ("kept", "peak"))
+        yield Claim(name, f"**{time}**" if other == GROUPED_MM else time, "not measured", kept, peak)
 
 
-def mixture_row(case: str, implementation: str) -> Row:
-    """A row of the mixtures' record, of uniform routing."""
+def mixture_row(case: str, implementation: str, source: Source = MIXTURES) -> Row:
+    """A row of a mixtures' record, of uniform routing."""
     wanted = {"case": case, "implementation": implementation, "routing": "uniform"}.items()
-    (found,) = (row for row in rows(MIXTURES) if wanted <= row.items())
+    (found,) = (row for row in rows(source) if wanted <= row.items())
     return found
+
+
+def pair_of(case: str, other: str) -> tuple[Row, Row]:
+    """epigrad's row and another implementation's, of one run."""
+    if other in (SONIC_MOE, SONIC_MOE_TUNED):
+        named = SONICMOE_CASES[case]
+        return mixture_row(named, "epigrad", BESIDE_SONICMOE), mixture_row(named, other, BESIDE_SONICMOE)
+    return mixture_row(case, "epigrad"), mixture_row(case, other)
 
 
 def _operations() -> Iterable[Claim]:
@@ -268,12 +255,12 @@ def _operations() -> Iterable[Claim]:
         yield Claim(f"{what} of {own[0]['size']}", *times, *map(span, memory))
 
 
-def _models() -> Iterable[Claim]:
+def _of_models() -> Iterable[Claim]:
     """What `patch` makes of models, plain ones and compiled ones."""
-    rows = by_variant(model_record(GPU[0]))
+    found = models()
     for name, what in MODEL_NAMES.items():
         pairs = [
-            (rows.get((name, f"patched{more}")), rows.get((name, plain)))
+            (found.get((name, f"patched{more}")), found.get((name, plain)))
             for plain, more in (("eager", ""), ("compiled", " + compiled"))
         ]
         times = (f"{ours['ratio_to_unpatched']:.2f}" if ours else "" for ours, _ in pairs)
@@ -281,10 +268,9 @@ def _models() -> Iterable[Claim]:
         yield Claim(what, *times, "", *peaks)
 
 
-def digest(*paths: str) -> str:
-    """What the file of a picture says, which shows whole records."""
-    shown = [records.load(ROOT / path) for path in paths]
-    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+def digest(path: str) -> str:
+    """What the file of a picture says, which shows a whole record."""
+    return hashlib.sha256(json.dumps(records.load(ROOT / path), sort_keys=True).encode()).hexdigest()
 
 
 # What the picture shows of a mixture's row, and the implementations with their colours.
@@ -295,13 +281,16 @@ COLOURS = {GROUPED_MM: "#c9ced1", SONIC_MOE: "#d08c2f", "epigrad": "#2a7f9e"}
 
 def bars() -> dict[str, dict[str, dict[str, float]]]:
     """The lengths of the picture's bars: of each quantity, implementation and mixture, with
-    grouped_mm's as 1."""
+    grouped_mm's of the same run as 1."""
     found: dict[str, dict[str, dict[str, float]]] = {what: {name: {} for name in COLOURS} for what in SHOWN}
-    for row in rows(MIXTURES):
-        if row["routing"] == "uniform" and row["implementation"] in COLOURS:
-            other = mixture_row(row["case"], GROUPED_MM)
-            found["time"][row["implementation"]][row["case"]] = round(row["ratio"], 2)
-            found["kept"][row["implementation"]][row["case"]] = round(row["kept"] / other["kept"], 2)
+    places = [(case, case, MIXTURES, ("epigrad", GROUPED_MM)) for case in MIXTURE_NAMES]
+    places += [(case, named, BESIDE_SONICMOE, (SONIC_MOE,)) for case, named in SONICMOE_CASES.items()]
+    for case, named, source, names in places:
+        other = mixture_row(named, GROUPED_MM, source)
+        for name in names:
+            row = mixture_row(named, name, source)
+            found["time"][name][case] = round(row["time"]["median"] / other["time"]["median"], 2)
+            found["kept"][name][case] = round(row["kept"] / other["kept"], 2)
     return found
 
 
@@ -337,7 +326,6 @@ def draw() -> None:
     figure.savefig(PICTURE, metadata={"Software": None, "Description": description()})
     pyplot().close(figure)
     records.pack_picture(PICTURE)
-    for machine, paths in MODEL_RECORDS.items():
-        metadata = {"Software": None, "Description": digest(*paths)}
-        pictures.draw_models(models_picture(machine), model_record(machine), metadata)
-        records.pack_picture(models_picture(machine))
+    metadata = {"Software": None, "Description": digest(MODEL_RECORD[1])}
+    pictures.draw_models(models_picture(), records.load(ROOT / MODEL_RECORD[1]), metadata)
+    records.pack_picture(models_picture())

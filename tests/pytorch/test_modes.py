@@ -77,6 +77,13 @@ def test_flops_are_those_of_the_products(op: str) -> None:
     assert counts[0] * share == counts[1]
 
 
+def test_flops_of_an_input_without_gradient() -> None:
+    x, weight, _ = FUNCTIONS["linear"].tensors()
+    with FlopCounterMode(display=False) as counter:
+        epigrad.linear(x.detach(), weight).sum().backward()
+    assert counter.get_total_flops() == 2 * (2 * 6 * 4 * 5)
+
+
 def test_flops_of_what_is_formed_again() -> None:
     tensors = FUNCTIONS["linear"].tensors()
     counts = {}

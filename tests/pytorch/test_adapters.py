@@ -79,6 +79,20 @@ def test_compiled(op: str, dynamic: bool, device: str) -> None:
         assert_same_bits(one, other)
 
 
+def test_one_adapter_of_two_compiled_for_any_size() -> None:
+    """Backward does without the rank of the other."""
+    torch._dynamo.reset()
+    own = leaves(adapters.drawn("mlp", torch.float32, torch.float32))
+
+    def run(*tensors: Tensor) -> Any:
+        return adapters.call("mlp", *tensors[:-2], None, None, *tensors[-2:])
+
+    inputs = [*own[:5], *own[7:]]
+    out, want = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)(*inputs), run(*inputs)
+    for results in zip(*[torch.autograd.grad(each.sin().sum(), inputs) for each in (out, want)], strict=True):
+        assert_same_bits(*results)
+
+
 @feature("export", rows=ADAPTED)
 @pytest.mark.parametrize("op", in_turns(CALLS, 3, thorough))
 def test_exported(op: str) -> None:

@@ -178,7 +178,8 @@ class BoundGradients(Bound):
     def symbolic(self) -> shapes.Shapes:
         given = shapes.of_inputs(self.row, self.tensors)
         if self.rules.shapes is None:
-            shapes.from_symbols(self.row, self.tensors, self.call.is_gated)
+            # of an adapter that is left out nothing says the rank
+            shapes.sizes_of(self.row, shapes.shapes_of(self.tensors), self.call.is_gated)
         elif all(tensor is not None for tensor in self.tensors[1:]):
             out = self.rules.shapes(self.call, *self.tensors[1:])[0]
             shapes.same_shape(self.row.name, "grad_output", self.tensors[0].shape, out)  # type: ignore[union-attr, arg-type]

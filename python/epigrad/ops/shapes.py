@@ -108,6 +108,10 @@ Sizes = dict[str, Any]
 """The size of each symbol of a row; that of ``...`` is a shape."""
 
 
+def shapes_of(tensors: Sequence[Tensor | None]) -> list[Shape | None]:
+    return [None if tensor is None else tensor.shape for tensor in tensors]
+
+
 def sizes_of(row: Operation, shapes: Sequence[Shape | None], gated: bool) -> Sizes:
     """The sizes of the symbols in a row's shapes. Each has to be the same in all of them."""
     sizes: Sizes = {}
@@ -156,7 +160,7 @@ def formed(argument: Argument, gated: bool, sizes: Sizes) -> Shape:
 
 def from_symbols(row: Operation, tensors: Sequence[Tensor | None], gated: bool) -> Shapes:
     """The shapes of an operation's results, of the symbols in its row."""
-    sizes = sizes_of(row, [None if tensor is None else tensor.shape for tensor in tensors], gated)
+    sizes = sizes_of(row, shapes_of(tensors), gated)
     return tuple([formed(output, gated, sizes) if output.shape else None for output in row.outputs])
 
 

@@ -277,6 +277,15 @@ def test_batches_of_gradients(op: str) -> None:
     assert_close(got, want)
 
 
+def test_batches_of_gradients_of_interleaved_gates() -> None:
+    def call(x: Tensor) -> Tensor:
+        return epigrad.gated_activation(x, dim=0, gate="even")
+
+    x = torch.randn(4, 3, dtype=torch.float64)
+    one_by_one, batched = (torch.autograd.functional.jacobian(call, x, vectorize=v) for v in (False, True))
+    torch.testing.assert_close(batched, one_by_one)
+
+
 def test_a_stack_of_models() -> None:
     models = [epigrad.nn.MLP(4, 8) for _ in range(3)]
     parameters, buffers = stack_module_state(models)

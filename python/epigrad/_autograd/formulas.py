@@ -476,7 +476,10 @@ def joined(value: Tensor, gate: Tensor, dim: int, place: int) -> Tensor:
     if GATE_NAMES[place] not in _IN_TURNS:
         return torch.cat(parts, dim)
     place = dim % value.dim()
-    return torch.stack(parts, place + 1).flatten(place, place + 1)
+    shape = list(value.shape)
+    shape[place] *= 2
+    # flatten has no rule where torch.autograd.grad batches gradients
+    return torch.stack(parts, place + 1).reshape(shape)
 
 
 _IN_TURNS = ("odd", "even")

@@ -93,7 +93,8 @@ def make_call(op: str, kind: ActivationLike | Gated, dim: int, gate: str, backen
     return Call(op, found.name, parameters, dim_index(op, dim), gate_place(op, gate), backend=backend)
 
 
-_quick = functools.lru_cache(maxsize=1024)(make_call)
+# a dim of 1.0 or True is equal to 1, and refused
+_quick = functools.lru_cache(maxsize=1024, typed=True)(make_call)
 
 
 def call_of(op: str, kind: ActivationLike | Gated, dim: int = 0, gate: str = "second") -> Call:
@@ -121,6 +122,9 @@ def gate_place(op: str, gate: str) -> int:
 def dim_index(op: str, dim: int) -> int:
     """The dim as a Python int; its range is the core's to check."""
     try:
-        return operator.index(dim)
+        index = operator.index(dim)
     except TypeError:
         raise errors.InvalidProblemError(f"{op}: dim: {type(dim).__name__}, want an int") from None
+    if isinstance(dim, bool):
+        raise errors.InvalidProblemError(f"{op}: dim: {dim}, want an int")
+    return index

@@ -225,6 +225,15 @@ def test_a_backend_is_part_of_what_is_compiled() -> None:
     assert_same_bits(compiled(x, weight, bias, "gelu").detach(), plain.detach())
 
 
+def test_a_backend_is_chosen_inside_of_what_is_compiled() -> None:
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        with epigrad.use_backend("cpu"):
+            return epigrad.linear(x, weight)
+
+    x, weight, _ = FUNCTIONS["linear"].tensors()
+    assert_same_bits(torch.compile(call, fullgraph=True, backend="aot_eager")(x, weight), call(x, weight))
+
+
 def test_wrong_calls_are_told_while_compiling() -> None:
     compiled = torch.compile(epigrad.linear, fullgraph=True, backend="aot_eager")
     x, weight = torch.randn(3, 4), torch.randn(5, 4)

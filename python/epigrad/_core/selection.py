@@ -128,14 +128,18 @@ def unavailable(name: str) -> errors.BackendUnavailableError:
 
 
 def _require(argument: str, name: str) -> None:
+    if _is_available(name):
+        return
     infos = backends()
-    for info in infos:
-        if info.name == name:
-            if not info.available:
-                raise unavailable(name)
-            return
+    if name in [info.name for info in infos]:
+        raise unavailable(name)
     valid = ", ".join(repr(info.name) for info in infos)
     raise errors.InvalidProblemError(f"{argument}: {name!r}, want one of {valid}")
+
+
+@constant_to_dynamo  # which cannot trace how a backend is found
+def _is_available(name: str) -> bool:
+    return any(info.name == name and info.available for info in backends())
 
 
 class tuning:  # noqa: N801 (a context manager, named as a function)

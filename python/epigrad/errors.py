@@ -140,9 +140,10 @@ def _of_class(cls: type[EpigradError], message: str, needed: int = 0, got: int =
 
 
 def renamed(error: EpigradError, op: str, arguments: dict[str, str]) -> EpigradError:
-    """The same error with the caller's op and its names for the op's arguments."""
-    _, separator, detail = str(error).partition(": ")
-    if not separator:
+    """The same error with the caller's op and its names for the op's arguments; one of a variable
+    of the environment stays as it is."""
+    subject, separator, detail = str(error).partition(": ")
+    if not separator or subject.isupper():
         return error
     argument, separator, rest = detail.partition(": ")
     text = f"{op}: {arguments.get(argument, argument)}{separator}{rest}"

@@ -251,3 +251,5 @@ def test_a_word_that_is_no_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("EPIGRAD_BATCH_INVARIANT", "yes")
     with pytest.raises(epigrad.errors.InvalidProblemError, match="EPIGRAD_BATCH_INVARIANT: 'yes'"):
         epigrad.linear(torch.ones(1, 1), torch.ones(1, 1))
+    with pytest.raises(epigrad.errors.InvalidProblemError, match="EPIGRAD_BATCH_INVARIANT: 'yes'"):
+        epigrad.plan.GemmEpilogue.select(m=1, n=1, k=1, dtype=torch.float32)

@@ -301,16 +301,16 @@ end:
   return results;
 }
 
-/* recorded(required, *tensors) -> bool or None: whether autograd records a call on these tensors.
- * The first so many may not be None. None: one is something else, or a subclass. */
+/* recorded(may_be_none, *tensors) -> bool or None: whether autograd records a call on these
+ * tensors. Those whose bits are set may be None. None: one is something else, or a subclass. */
 PyObject *epg_py_recorded(PyObject *module, PyObject *const *args, Py_ssize_t n) {
   (void)module;
   if (!epg_py_ready(n ? 1 : 0, 1)) return NULL;
-  const long required = PyLong_AsLong(args[0]);
-  if (required == -1 && PyErr_Occurred()) return NULL;
+  const unsigned long long may_be_none = PyLong_AsUnsignedLongLong(args[0]);
+  if (may_be_none == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
   for (Py_ssize_t i = 1; i < n; i++) {
     PyObject *type = (PyObject *)Py_TYPE(args[i]);
-    const int absent = args[i] == Py_None && i > required;
+    const int absent = args[i] == Py_None && i <= 64 && may_be_none >> (i - 1) & 1;
     if (!absent && type != epg_py.tensor_type && type != epg_py.parameter_type) Py_RETURN_NONE;
   }
   int requires_grad = 0;

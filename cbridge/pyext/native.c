@@ -162,7 +162,7 @@ static PyMethodDef methods[] = {
            "current_cuda_device, is_grad_enabled)"),
     METHOD(infer, epg_py_infer, "infer(call, inputs, needs) -> (shapes, workspace_bytes)"),
     METHOD(launch, epg_py_launch, "launch(call, inputs, needs, outputs=None, shapes=None) -> outputs"),
-    METHOD(recorded, epg_py_recorded, "recorded(required, *tensors) -> bool or None: whether autograd records a call on them; None: not plain tensors"),
+    METHOD(recorded, epg_py_recorded, "recorded(may_be_none, *tensors) -> bool or None: whether autograd records a call on them; None: not plain tensors"),
     METHOD(plan_create, epg_py_plan_create, "plan_create(call, inputs, outputs, exact, device, allow_tf32) -> plan"),
     METHOD(plan_facts, epg_py_plan_facts, "plan_facts(plan) -> (workspace_size, sku, precision_guarantee)"),
     METHOD(plan_check, epg_py_plan_check, "plan_check(plan, inputs, outputs, workspace, accumulate)"),

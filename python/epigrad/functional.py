@@ -94,7 +94,7 @@ def matmul_bias_activation(
         >>> torch.allclose(out, torch.nn.functional.gelu(a @ b))
         True
     """
-    return _layers("matmul_bias_activation", 2, (a, b, bias), activation, save)
+    return _layers("matmul_bias_activation", (a, b, bias), activation, save)
 
 
 def linear(
@@ -140,7 +140,7 @@ def linear(
         >>> torch.allclose(out, torch.nn.functional.silu(x @ weight.T + bias))
         True
     """
-    return _layers("linear", 2, (input, weight, bias), activation, save, adapters=(adapter,))
+    return _layers("linear", (input, weight, bias), activation, save, adapters=(adapter,))
 
 
 def activation(input: Tensor, activation: ActivationLike) -> Tensor:
@@ -169,7 +169,7 @@ def activation(input: Tensor, activation: ActivationLike) -> Tensor:
         >>> torch.allclose(epigrad.activation(x, "silu"), torch.nn.functional.silu(x))
         True
     """
-    return _elementwise("activation", 1, (input,), None, activation)
+    return _elementwise("activation", (input,), None, activation)
 
 
 def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1, *, gate: str = "second") -> Tensor:
@@ -215,7 +215,7 @@ def gated_activation(input: Tensor, kind: str | Gated = "swiglu", dim: int = -1,
         tensor([[ 0.,  6.],
                 [20., 42.]])
     """
-    return _elementwise("gated_activation", 1, (input,), None, kind, dim, gate)
+    return _elementwise("gated_activation", (input,), None, kind, dim, gate)
 
 
 def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> Tensor:
@@ -251,7 +251,7 @@ def gated_product(value: Tensor, gate: Tensor, kind: str | Gated = "swiglu") -> 
         >>> epigrad.gated_product(value, gate * 100, epigrad.Gated("reglu", limit=7))[1]
         tensor([7., 7., 7.])
     """
-    return _elementwise("gated_product", 2, (value, gate), None, kind)
+    return _elementwise("gated_product", (value, gate), None, kind)
 
 
 def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
@@ -283,7 +283,7 @@ def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     """
     parameters, tensor = lerp_weight("lerp", weight)
     call = Call("lerp", parameters=parameters, backend=selection.current())
-    return _elementwise("lerp", 2, (start, end, tensor), call)
+    return _elementwise("lerp", (start, end, tensor), call)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         tensor([-2.])
     """
     call = Call("prelu", backend=selection.current())
-    return _elementwise("prelu", 2, (input, weight), call)
+    return _elementwise("prelu", (input, weight), call)
 
 
 def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) -> Tensor:
@@ -370,7 +370,7 @@ def xielu(input: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: float = 0.5) ->
         tensor([0.5000])
     """
     call = Call("xielu", parameters=(finite("xielu", "beta", beta),), backend=selection.current())
-    return _elementwise("xielu", 3, (input, alpha_p, alpha_n), call)
+    return _elementwise("xielu", (input, alpha_p, alpha_n), call)
 
 
 def gated_linear(
@@ -432,7 +432,6 @@ def gated_linear(
     """
     return _layers(
         "gated_linear",
-        3,
         (input, weight_value, weight_gate, bias_value, bias_gate),
         kind,
         save,
@@ -491,7 +490,7 @@ def mlp(
         >>> torch.allclose(out, torch.relu(x @ up.T) @ down.T)
         True
     """
-    return _layers("mlp", 0, (input, weight1, bias1, weight2, bias2), activation, save, adapters=(adapter1, adapter2))
+    return _layers("mlp", (input, weight1, bias1, weight2, bias2), activation, save, adapters=(adapter1, adapter2))
 
 
 def gated_mlp(
@@ -551,7 +550,6 @@ def gated_mlp(
     """
     return _layers(
         "gated_mlp",
-        0,
         (input, weight_in, bias_in, weight_out, bias_out),
         kind,
         save,
@@ -612,7 +610,7 @@ def grouped_linear(
         >>> out[:, 0]
         tensor([3., 3., 6., 6., 0.])
     """
-    return _layers("grouped_linear", 0, (input, weight, bias, offsets), activation, save, adapters=(adapter,))
+    return _layers("grouped_linear", (input, weight, bias, offsets), activation, save, adapters=(adapter,))
 
 
 def experts(
@@ -689,7 +687,6 @@ def experts(
     """
     return _layers(
         "experts",
-        0,
         (input, index, scale, weight_in, bias_in, weight_out, bias_out),
         kind,
         save,
@@ -703,7 +700,7 @@ def experts_in_rows(
 ) -> Tensor:
     """`experts`, no more than so many of whose slots select something. Memory and time follow from
     them, and not from all slots."""
-    return _layers("experts", 0, tensors, kind, save, gate, adapters, rows)
+    return _layers("experts", tensors, kind, save, gate, adapters, rows)
 
 
 _OPERATORS = {operator.name: operator.overload for operator in (*ops.OPERATORS, *ops.ADAPTED)}
@@ -759,13 +756,17 @@ def _traced(
 
 
 # Each of the two below computes in one of three ways: by an operator where PyTorch has to see one
-# (`records` is None), recorded by autograd, or straight. Of the tensors the first `required` ones
-# may not be None.
+# (`records` is None), recorded by autograd, or straight.
+
+_MAY_BE_NONE = {
+    op: sum([1 << place for place, argument in enumerate((row.adapted or row).inputs) if argument.optional])
+    for op, row in OPS.items()
+}
+"""Which tensors of an operation may be left out: the bits of their places."""
 
 
 def _elementwise(
     op: str,
-    required: int,
     tensors: Tensors,
     call: Call | None,
     kind: Any = None,
@@ -775,7 +776,7 @@ def _elementwise(
     """What a function of elements gives, of a call or a kind."""
     if call is None and is_dynamo_compiling() and (traced := _traced(op, tensors, kind, dim, gate)) is not None:
         return traced
-    records = recorded(required, *tensors)
+    records = recorded(_MAY_BE_NONE[op], *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf(op, tensors, kind if call is None else call.parameters, dim, gate)
     if call is None:
@@ -798,7 +799,6 @@ def _elementwise(
 
 def _layers(
     op: str,
-    required: int,
     tensors: Tensors,
     kind: Any,
     save: str,
@@ -817,7 +817,7 @@ def _layers(
         return traced
     # With rows a profiler sees kernels, and no operator.
     looks = recorded if rows is None or watched() else loader.core().recorded
-    records = looks(required, *tensors)
+    records = looks(_MAY_BE_NONE[op], *tensors)
     if records is None and overridden(*tensors):
         return _as_leaf(op, tensors, kind, 0, gate, adapters, save=save)
     call = call_of(op, kind, 0, gate)

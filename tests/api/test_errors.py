@@ -124,7 +124,7 @@ def routed_tensors() -> dict[str, Tensor | None]:
     return {"input": t(4, 2), "index": index, "scale": t(4, 1), **weights}
 
 
-def routed(kind: str = "swiglu", gate: str = "second", **changes: Tensor) -> Any:
+def routed(kind: str = "swiglu", gate: str = "second", **changes: Tensor | None) -> Any:
     return epigrad.experts(**{**routed_tensors(), **changes}, kind=kind, gate=gate)
 
 
@@ -395,9 +395,18 @@ def test_a_missing_required_tensor_is_a_dtype_error() -> None:
         (lambda: epigrad.gated_activation(None), "input"),
         (lambda: epigrad.gated_product(t(2), None), "gate"),
         (lambda: epigrad.lerp(None, t(2), 0.5), "start"),
+        (lambda: epigrad.mlp(t(3, 4), t(6, 4), None, None, None), "weight2"),
+        (lambda: epigrad.grouped_linear(t(3, 4), t(2, 6, 4), offsets=None), "offsets"),
+        (lambda: routed(index=None), "index"),
         (lambda: backward.linear_backward(None, t(3, 4), t(6, 4)), "grad_output"),
     ):
         check(Case("", call, (name,)), errors.DTypeError)
+
+
+@pytest.mark.parametrize("dim", [1.0, True])
+def test_what_is_equal_to_a_dim_is_none(dim: Any) -> None:
+    epigrad.gated_activation(t(2, 4), dim=1)  # which is remembered
+    check(Case("", lambda: epigrad.gated_activation(t(2, 4), dim=dim), ("dim",)), errors.InvalidProblemError)
 
 
 def test_devices_that_differ_name_both() -> None:

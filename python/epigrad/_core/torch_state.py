@@ -45,8 +45,8 @@ def is_exported_to_onnx() -> bool:
     return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
-def recorded(required: int, *tensors: Any) -> bool | None:
-    """Whether autograd records a call on these tensors; those after so many may be None.
+def recorded(may_be_none: int, *tensors: Any) -> bool | None:
+    """Whether autograd records a call on these tensors; those whose bits are set may be None.
 
     None where PyTorch has to see an operator: for what is no plain tensor, or if something looks at
     the operations of this thread. That may be a compiler, `torch.jit.trace`, a transform of
@@ -55,7 +55,7 @@ def recorded(required: int, *tensors: Any) -> bool | None:
     """
     if watched() or profiler._is_profiler_enabled:
         return None
-    return loader.core().recorded(required, *tensors)
+    return loader.core().recorded(may_be_none, *tensors)
 
 
 def watched() -> bool:

@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Callable[[], object], ...]] = {
 ELSEWHERE = {
     "more than 8192 experts": ("go/backend/cuda/grouped_test.go", "mostRouted"),
     "a gated layer whose shards": ("tests/pytorch/distributed.py", "GatedColwiseParallel"),
-    "`epigrad.parallel.experts` with": ("tests/pytorch/expert_parallel.py", "create_graph=True"),
+    "`epigrad.parallel.experts` with": ("tests/pytorch/spread/agreement.py", "create_graph=True"),
     "sums longer than": ("go/backend/webgpu/webgpu_test.go", "TestDividedSumsAreNotBatchInvariant"),
 }
 """What stands in a test of other rows, which need a device or processes."""

@@ -201,8 +201,9 @@ def test_preactivations_have_the_standard_deviation_1(name: str) -> None:
         (("--models", "--experts"), "exclude each other"),
         (("--models", "--dtypes", "float32"), "--models takes no --dtypes"),
         (("--experts", "--dtypes", "float64"), "--experts: PyTorch's grouped_mm takes no float64"),
-        (("--all-kinds",), "unrecognized arguments: --all-kinds"),
-        (("--device", "webgpu"), "invalid choice: 'webgpu'"),
+        (("--all-kinds",), "a clone of the repository has it: python -m benchmarks cpu --all-kinds\n"),
+        (("--device", "webgpu"), "a clone of the repository has it: python -m benchmarks webgpu\n"),
+        (("--device", "all"), "a clone of the repository has it: python -m benchmarks\n"),
     ],
 )
 def test_refuses_before_it_measures(arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:

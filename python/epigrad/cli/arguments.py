@@ -7,7 +7,7 @@ import math
 import pathlib
 import re
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn
 
 from epigrad import errors
@@ -38,9 +38,15 @@ class Formatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose errors do not begin with all options."""
 
+    elsewhere: Mapping[str, str] = {}
+    """Words that its options lack, and the command that has them."""
+
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             message += errors.proposal(choice[1], re.findall(r"[\w.]+", choice[2]))
+        for word, command in self.elsewhere.items():
+            if word in message:
+                message += f"; a clone of the repository has it: {command}"
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists all options\n")
 
 

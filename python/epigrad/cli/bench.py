@@ -21,14 +21,14 @@ import torch
 
 from epigrad._core import selection
 from epigrad.cli import machine, models
-from epigrad.cli.arguments import Formatter, add_options, names_out_of
+from epigrad.cli.arguments import Formatter, Parser, add_options, names_out_of
 from epigrad.cli.models import MODELS
 from epigrad.cli.operations import BOTH, DTYPES, FORWARD, OPERATIONS, Point, measure_experts
 from epigrad.cli.report import STDOUT, Row, check_paths, command, told, told_name
 from epigrad.cli.runner import Bar, Column, Subject, Task, run
 
 if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    Subparsers = argparse._SubParsersAction[Parser]
 
 _EPILOG = """\
 examples:
@@ -75,6 +75,11 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=Formatter,
     )
+    parser.elsewhere = {
+        "'webgpu'": "python -m benchmarks webgpu",
+        "'all'": "python -m benchmarks",
+        "--all-kinds": "python -m benchmarks cpu --all-kinds",
+    }
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available, else cpu")
     for option, known, what in (
         ("--models", MODELS, "training steps of models from transformers and timm"),

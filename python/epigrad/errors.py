@@ -9,7 +9,6 @@ answers with a status code; its table of codes names these classes.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -32,9 +31,54 @@ SITE = "https://epigrad.github.io/epigrad"
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
-    """The name out of the known ones that was probably meant; None where none is near."""
-    wanted = given.strip().lower().replace("-", "_")
-    return next(iter(difflib.get_close_matches(wanted[:64], list(known), 1)), None)
+    """The name out of the known ones that was probably meant; None where that is not certain.
+
+    Capitals, hyphens, spaces and the order of words do not count. One letter may be wrong, or two
+    of ten or more, but not the first: it tells relu from celu. Two names as near as each other are
+    no answer. The core's messages follow the same rule (go/check).
+    """
+    if len(given) > 64:  # the time grows with the length
+        return None
+    words, wanted = sorted(_words(given)), letters(given)
+    fewest = 2 if len(given.strip()) >= 10 else 1
+    near: dict[str, str] = {}
+    for name in known:
+        other = letters(name)
+        if other == wanted or sorted(_words(name)) == words:
+            return name
+        edits = _distance(wanted, other)
+        if edits < fewest:
+            near.clear()
+        if edits <= fewest:
+            fewest = edits
+            near.setdefault(other, name)
+    if len(near) != 1:
+        return None
+    [(spelled, name)] = near.items()
+    return name if min(len(wanted), len(spelled)) > 3 and spelled[0] == wanted[0] else None
+
+
+def letters(name: str) -> str:
+    """A name without capitals, hyphens and spaces."""
+    return "".join(_words(name))
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[^-_\s]+", name.lower())
+
+
+def _distance(a: str, b: str) -> int:
+    """The letters to insert, delete or replace, and the neighbours to swap, to turn a into b."""
+    above: list[int] = []
+    row = list(range(len(b) + 1))  # from the first i letters of a to the first j of b
+    for i, letter in enumerate(a):
+        two_above, above, row = above, row, [i + 1]
+        for j, other in enumerate(b):
+            edits = min(above[j] + (letter != other), above[j + 1] + 1, row[j] + 1)
+            if i and j and letter == b[j - 1] and a[i - 1] == other:
+                edits = min(edits, two_above[j - 1] + 1)
+            row.append(edits)
+    return row[-1]
 
 
 def proposal(given: str, known: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -420,15 +420,26 @@ def unknown_name(op: str, argument: str, given: object) -> errors.InvalidProblem
     return errors.InvalidProblemError(f"{text}; {_OWN}" if argument == "activation" else text)
 
 
+@constant_to_dynamo  # which PyTorch 2.11 cannot trace
 def _hint(argument: str, given: str) -> str | None:
     """What a name is that is no name of an activation or of a kind, or which one is near."""
-    if given in LEARNED:
-        return f"{given!r} has weights: epigrad.{given} or epigrad.nn.{LEARNED[given]}"
-    for other, what in (("activation", "an activation"), ("kind", "a gated kind")):
-        if other != argument and given in _ACCEPTED[other]:
-            return f"{given!r} is {what}"
+    if learned := _spelled(given, LEARNED):
+        return f"{learned!r} has weights: epigrad.{learned} or epigrad.nn.{LEARNED[learned]}"
+    if not _spelled(given, _ACCEPTED[argument]):
+        other, what = ("kind", "a gated kind") if argument == "activation" else ("activation", "an activation")
+        if name := _spelled(given, _ACCEPTED[other]):
+            return f"{name!r} is {what}"
+        words = given.lower().replace("-", "_").split("_")
+        if hasattr(nn.functional, given.lower()) or any(word in _ACCEPTED[other] for word in words):
+            return None  # a name without a slip, such as rrelu or silu_glu
     near = nearest(argument, given)
     return f"did you mean {near!r}?" if near else None
+
+
+def _spelled(given: str, known: Iterable[str]) -> str | None:
+    """The known name that differs in no letter."""
+    letters = errors.letters(given)
+    return next((name for name in known if errors.letters(name) == letters), None)
 
 
 def _hint_at_callable(given: object) -> str | None:
@@ -445,7 +456,6 @@ def _hint_at_callable(given: object) -> str | None:
     return _hint("activation", next((each for each in LEARNED if name.startswith(each)), name))
 
 
-@constant_to_dynamo  # which PyTorch 2.11 cannot trace
 def nearest(argument: str, given: str) -> str | None:
     """The activation or the kind that was probably meant; None where none is near."""
     return errors.nearest(given, _ACCEPTED[argument])

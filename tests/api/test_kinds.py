@@ -150,6 +150,10 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: Gated("gelu_new"), errors.InvalidProblemError, r"\('gelu_new' is an activation\)"),
     (lambda: Activation("gelo"), errors.InvalidProblemError, r"\(did you mean 'gelu'\?\)"),
+    (lambda: Activation("gelu_quick"), errors.InvalidProblemError, r"\(did you mean 'quick_gelu'\?\)"),
+    (lambda: Activation("PReLU"), errors.InvalidProblemError, r"\('prelu' has weights"),
+    (lambda: Activation("SwiGLU"), errors.InvalidProblemError, r"\('swiglu' is a gated kind\)"),
+    (lambda: Gated("Quick-GELU"), errors.InvalidProblemError, r"\('quick_gelu' is an activation\)"),
     (lambda: Gated(None), errors.InvalidProblemError, "kind: None, want one of"),  # type: ignore[arg-type]
     (lambda: Activation(3), errors.InvalidProblemError, "activation: 3, want one of"),  # type: ignore[arg-type]
     (lambda: Activation("softcap", cap=True), errors.DTypeError, "cap: got True, want a number"),
@@ -203,6 +207,17 @@ def test_errors(make: Callable[[], Any], error: type[Exception], text: str) -> N
     with pytest.raises(error, match=text) as caught:
         make()
     assert isinstance(caught.value, TypeError if error is errors.DTypeError else ValueError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Activation, name) for name in ("logsigmoid", "rrelu", "crelu", "lrelu", "softmax", "hardshrink", "tan", "relu5")]
+    + [(Gated, name) for name in ("silu_glu", "sigmoid_glu", "relux")],
+)
+def test_the_name_of_another_function_gets_no_proposal(kind: type[Activation | Gated], name: str) -> None:
+    with pytest.raises(errors.InvalidProblemError, match=f"'{name}', want one of") as caught:
+        kind(name)
+    assert "did you mean" not in str(caught.value)
 
 
 def test_a_learned_parameter_is_refused_in_one_line_with_a_way_out() -> None:

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 	"unsafe"
 
@@ -309,39 +310,68 @@ func OneOf(op, argument, got string, accepted []string, aliases ...string) error
 	return Invalid(op, argument, "got %s, want one of %s%s", Quote(got), strings.Join(accepted, ", "), hint)
 }
 
-// nearest returns the name that was probably meant, or "". Capitals, hyphens and spaces do not
-// count, and a third of the letters may be wrong.
+// nearest returns the name that was probably meant, or "" where that is not certain. Capitals,
+// hyphens, spaces and the order of words do not count. One letter may be wrong, or two of ten or
+// more, but not the first: it tells relu from celu. Two names as near as each other are no answer.
+// Python's messages follow the same rule (epigrad.errors).
 func nearest(got string, names []string) string {
 	const longest = 64 // the time grows with the length
 	if len(got) > longest {
 		return ""
 	}
-	got = strings.NewReplacer("-", "_", " ", "_").Replace(strings.ToLower(strings.TrimSpace(got)))
-	near, fewest := "", len(got)/3+1
+	wanted, fewest := words(got), 1
+	if len(strings.TrimSpace(got)) >= 10 {
+		fewest = 2
+	}
+	letters := strings.Join(wanted, "")
+	slices.Sort(wanted)
+	near, spelled, several := "", "", false
 	for _, name := range names {
-		if edits := distance(got, name); edits < fewest {
-			near, fewest = name, edits
+		ofName := words(name)
+		other := strings.Join(ofName, "")
+		slices.Sort(ofName)
+		if other == letters || slices.Equal(ofName, wanted) {
+			return name
 		}
+		switch edits := distance(letters, other); {
+		case edits < fewest || edits == fewest && near == "":
+			near, spelled, fewest, several = name, other, edits, false
+		case edits == fewest && other != spelled:
+			several = true
+		}
+	}
+	const shortest = 4 // one letter of fewer is too much
+	if several || min(len(letters), len(spelled)) < shortest || letters[0] != spelled[0] {
+		return ""
 	}
 	return near
 }
 
-// distance returns Levenshtein's distance: the bytes to insert, delete or replace to turn a into b.
+// words are a name's, in lower case.
+func words(name string) []string {
+	return strings.FieldsFunc(strings.ToLower(name), func(r rune) bool { return r == '_' || r == '-' || unicode.IsSpace(r) })
+}
+
+// distance returns the bytes to insert, delete or replace, and the neighbours to swap, to turn a
+// into b.
 func distance(a, b string) int {
-	row := make([]int, len(b)+1) // distances from the first i bytes of a to the first j of b
+	// distances from the first i bytes of a, and of i-1 and i-2, to the first j of b
+	row, above, twoAbove := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
+		row, above, twoAbove = twoAbove, row, above
 		row[0] = i + 1
 		for j := range len(b) {
-			replaced := diagonal
+			replaced := above[j]
 			if a[i] != b[j] {
 				replaced++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, diagonal+1)
+			row[j+1] = min(replaced, above[j+1]+1, row[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], twoAbove[j-1]+1)
+			}
 		}
 	}
 	return row[len(b)]

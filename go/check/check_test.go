@@ -140,10 +140,13 @@ func (s *CheckSuite) TestOneOf() {
 }
 
 func (s *CheckSuite) TestAMisspelledNameGetsAProposal() {
-	names := []string{"none", "gelu", "gelu_tanh", "hardswish", "celu"}
+	names := []string{"none", "gelu", "gelu_tanh", "hardswish", "sigmoid", "softplus", "relu", "relu6", "tanh", "celu"}
 	for got, want := range map[string]string{
-		"GELU": "gelu", "gelu-tanh": "gelu_tanh", " Gelu Tanh": "gelu_tanh", "hard_swish": "hardswish", "gelo": "gelu", "hardswosch": "hardswish", "SiLU": "silu",
-		"": "", "sin": "", "x": "", "geglu_oai": "", strings.Repeat("gelu", 17): "",
+		"GELU": "gelu", "gelu-tanh": "gelu_tanh", " Gelu Tanh": "gelu_tanh", "hard_swish": "hardswish", "SiLU": "silu", "tanh_gelu": "gelu_tanh",
+		"gelo": "gelu", "hardswosch": "hardswish", "sigmiod": "sigmoid", "gelu_tahn": "gelu_tanh", "relu_": "relu",
+		"": "", "_": "", "sin": "", "x": "", "tan": "", "geglu_oai": "", strings.Repeat("gelu", 17): "",
+		// other functions than the one whose name is near
+		"logsigmoid": "", "hardsilu": "", "softsign": "", "arctan": "", "prelu": "", "lrelu": "", "crelu": "", "relu5": "", "gelu_erf": "",
 	} {
 		err := check.OneOf("op", "kind", got, names, "silu")
 		s.Require().Error(err)

@@ -2,6 +2,7 @@ package op
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/epigrad/epigrad/go/activation"
 	"github.com/epigrad/epigrad/go/check"
@@ -60,7 +61,7 @@ func (o *operation) complete(c *Call) error {
 	}
 	k, known := o.kinds.lookup(c.Kind)
 	if !known {
-		return check.OneOf(o.Name, o.kinds.argument, c.Kind, o.kinds.names(), o.kinds.aliases...)
+		return o.unknown(c.Kind)
 	}
 	given := c.Parameters
 	if len(given) == 0 {
@@ -75,6 +76,17 @@ func (o *operation) complete(c *Call) error {
 		c.Kind, c.Parameters = k.defaultIs, nil
 	}
 	return nil
+}
+
+// unknown is the error for a kind that the operation does not know.
+func (o *operation) unknown(name string) error {
+	for what, other := range map[string]*kinds{"an activation": activations, "a gated kind": gatedKinds} {
+		if _, known := other.lookup(name); known {
+			return check.Invalid(o.Name, o.kinds.argument, "got %s, want one of %s (it is %s)",
+				check.Quote(name), strings.Join(o.kinds.names(), ", "), what)
+		}
+	}
+	return check.OneOf(o.Name, o.kinds.argument, name, o.kinds.names(), o.kinds.aliases...)
 }
 
 // completeFormula is complete for an operation without a kind.

@@ -17,8 +17,8 @@ int epg_forked(void) { return forked; }
 
 int32_t epg_refuse_forked(void) {
   static const char text[] =
-      "epigrad was used before fork(), and its Go runtime does not survive in the child: start workers with the spawn or forkserver method, or "
-      "use epigrad for the first time in the child";
+      "epigrad was used before fork(), and its Go runtime does not survive in the child: use epigrad for the first time in the child, or, in Python, "
+      "start workers with the spawn or forkserver method";
   epg_set_last_error(text, sizeof text - 1, 0, 0);
   return EPG_BACKEND_UNAVAILABLE;
 }

@@ -191,7 +191,7 @@ func Memory(op string, operands []Operand) error {
 			return Invalid(op, o.Name, "got a null pointer, want memory for shape %s", Sizes(v.Shape))
 		}
 		if size := v.DType.Size(); (int64(uintptr(v.Base))+v.Offset)%size != 0 {
-			return status.Errorf(status.MisalignedOperand, "%s: %s: address %#x, want a multiple of %d bytes (%v): copy it into aligned memory, as tensor.clone() does",
+			return status.Errorf(status.MisalignedOperand, "%s: %s: address %#x, want a multiple of %d bytes (%v): copy it into aligned memory",
 				op, o.Name, uintptr(int64(uintptr(v.Base))+v.Offset), size, v.DType)
 		}
 		if v.NBytes == 0 {

@@ -279,7 +279,7 @@ func (s *ErrorSuite) TestNothingIsIgnored() {
 		{gated(func(c *op.Call) { c.Parameters = []float64{1} }), "gated_activation: parameters: got 1, want 3 (limit, limit_after, offset), or none for the defaults"},
 		{linear(func(c *op.Call) { c.Accumulate = true }), "linear: accumulate: got true, want false"},
 		{linear(func(c *op.Call) { c.Stream = 7 }), "linear: stream: got 0x7, want 0: tensors on cpu"},
-		{lerp(func(c *op.Call) { c.Kind = "relu" }), `lerp: kind: got "relu", want no name (NULL)`},
+		{lerp(func(c *op.Call) { c.Kind = "relu" }), `lerp: kind: got "relu", want none: this operation has no activation`},
 		{lerp(func(c *op.Call) { c.AllowTF32 = true }), "lerp: allow_tf32: got true, want false"},
 		{lerp(func(c *op.Call) { c.BatchInvariant = true }), "lerp: batch_invariant: got true, want false"},
 		{lerp(func(c *op.Call) { c.Accumulate = true }), "lerp: accumulate: got true, want false"},

@@ -93,7 +93,7 @@ func (o *operation) unknown(name string) error {
 func (o *operation) completeFormula(c *Call) error {
 	switch {
 	case c.Kind != "":
-		return check.Invalid(o.Name, "kind", "got %s, want no name (NULL): this operation has no activation", check.Quote(c.Kind))
+		return check.Invalid(o.Name, "kind", "got %s, want none: this operation has no activation", check.Quote(c.Kind))
 	case o.parameters != nil:
 		values, err := activation.Complete(o.parameters, c.Parameters)
 		if err != nil {

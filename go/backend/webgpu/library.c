@@ -28,7 +28,7 @@ int epg_wgpu_library_open(const char *path, char *reason, size_t capacity) {
   };
   if (epg_wgpu_library.version) return 0;
   if (!*path) {
-    snprintf(reason, capacity, "wgpu-native was not found: pip install 'epigrad[webgpu]' brings it, or name its file in EPIGRAD_WGPU_NATIVE");
+    snprintf(reason, capacity, "wgpu-native was not found: name its file in EPIGRAD_WGPU_NATIVE, or, in Python, pip install 'epigrad[webgpu]'");
     return -1;
   }
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

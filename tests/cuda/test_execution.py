@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tests.cuda.calls import CALLS, CYCLES, DIFFERENTIABLE, STATELESS, Outputs, with_gradients
 from tests.support.devices import needs
+from tests.support.graphs import captured
 from tests.support.layouts import assert_same_bits
 from tests.support.plan_problem import aligned_workspace
 from tests.support.processes import run_script
@@ -228,21 +229,6 @@ print(results)
 
 
 # CUDA graphs
-
-
-def captured(run: Callable[[], Outputs]) -> tuple[torch.cuda.CUDAGraph, Outputs]:
-    """A graph of a call, and the memory that its results are written to; warmed up on a side stream
-    as PyTorch asks."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = run()
-    return graph, results
 
 
 @every_call

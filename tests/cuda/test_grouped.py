@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.support import compositions, oracle
 from tests.support.compositions import leaves
 from tests.support.devices import needs
+from tests.support.graphs import captured
 from tests.support.kernels import kernels_of, on_hopper
 from tests.support.layouts import assert_same_bits
 
@@ -217,18 +218,11 @@ def test_a_graph_of_cuda_has_the_routing_of_each_run() -> None:
         out = epigrad.experts(operands[0], index, *operands[1:])
         return [out.detach(), *torch.autograd.grad(out, operands, grad)]
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    graph, results = captured(run)
     for seed in range(3):
         index.copy_(torch.randint(0, 5, index.shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
-        for place, (one, other) in enumerate(zip(captured, run(), strict=True)):
+        for place, (one, other) in enumerate(zip(results, run(), strict=True)):
             assert_same_bits(one, other, f"result {place}")
 
 

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.devices import needs, on_devices
 from tests.support.features import feature
+from tests.support.graphs import captured
 from tests.support.layouts import assert_same_bits
 from tests.support.operators import FUNCTIONS, NAMES, each_function
 
@@ -169,14 +170,7 @@ def test_a_cuda_graph_replays_forward_and_backward(op: str, device: str) -> None
         out = function(*tensors)
         return out.detach(), *torch.autograd.grad(out, tensors, torch.ones_like(out))
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
+    graph, results = captured(step)
     with torch.no_grad():
         for tensor in tensors:
             tensor.mul_(0.5)

@@ -138,19 +138,6 @@ def test_what_is_left_when_the_time_is_over_is_skipped(capsys: pytest.CaptureFix
     assert rows[-1]["skipped"] == "0.3 s were over" and runner.time.perf_counter() < 2
 
 
-def test_a_call_of_pytorchs_that_takes_too_long_is_made_once() -> None:
-    calls: list[torch.Tensor] = []
-
-    def eager(x: torch.Tensor) -> torch.Tensor:
-        calls.append(x)
-        return x
-
-    operation = operations.Operation("activation", "gelu", (eager, eager), lambda n: ((n,),))
-    point = Point(operation, (4,), "float32", BOTH, 1)
-    found = point.measure(torch.device("cpu"), compiled=False, seconds=1.0, limit=0.0)
-    assert len(calls) == 1 and found["skipped"].startswith("PyTorch takes ")
-
-
 def test_the_table_has_80_columns_and_whole_words() -> None:
     rows = [
         row(1.234, dtype) | {"case": curve.name, "kind": curve.kind, "size": list(size)}

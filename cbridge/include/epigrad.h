@@ -196,13 +196,16 @@ int32_t epg_validate(const epg_call *call);
  * the call's outputs with their strides, and for contiguous ones in the place of wanted outputs
  * that the call leaves out. workspace_nbytes may be NULL.
  *
- * wanted has a flag for each output of the op, NULL for all. The caller makes room for all outputs:
+ * wanted has a flag for each output of the op, NULL for all. The caller makes room for the most
+ * outputs that an operation has and the most dimensions, whatever this op's are:
  *
  *   ranks[EPG_MAX_OUTPUTS]
  *   shapes[EPG_MAX_OUTPUTS * EPG_MAX_RANK]
  *
+ * The room is not checked. Libraries with this header's EPG_ABI_VERSION have its EPG_MAX_*.
+ *
  * ranks[i] is output i's number of dimensions, or -1 where it is not wanted or cannot exist. Its
- * sizes start at shapes[i * EPG_MAX_RANK]. */
+ * sizes start at shapes[i * EPG_MAX_RANK]. All EPG_MAX_OUTPUTS ranks are written. */
 int32_t epg_infer(const epg_call *call, const uint8_t *wanted, int64_t *shapes, int32_t *ranks, uint64_t *workspace_nbytes);
 
 /* A plan: a problem, validated once, with its kernel chosen. The call describes the problem: data

@@ -33,7 +33,7 @@ from benchmarks.record import Record
 BUDGET, QUICK_BUDGET = 1200.0, 60.0
 SECONDS, QUICK_SECONDS = 0.5, 0.25
 
-# A size tells how long the next one takes if that is at most so many times the work.
+# A size's time predicts the next one's if that is at most NEAR times the work.
 NEAR = 64
 
 # What a ratio may be for epigrad to be at least as fast, within noise.
@@ -116,7 +116,7 @@ def _own(name: str, make: Callable[[str], Pair], all_kinds: Callable[[], tuple[s
 def _elements(
     name: str, make: Callable[[str], Pair], kind: str, all_kinds: Callable[[], tuple[str, ...]], inputs: int = 1
 ) -> Curve:
-    """An operation of so many inputs of one shape."""
+    """An operation whose inputs have one shape."""
     return Curve(name, make, kind, lambda n: (rows_of(n),) * inputs, all_kinds, 0.65, ELEMENTS)
 
 
@@ -149,7 +149,7 @@ CURVES = (
 
 
 def points(threads: int, every_kind: bool, quick: bool = False) -> Iterator[Point]:
-    """All points on one thread and on so many, small sizes first. The quick ones are of three
+    """All points on one thread and on `threads`, small sizes first. The quick ones are of three
     sizes, on all threads, with the backward where there is one."""
     for place in range(max(len(curve.sizes) for curve in CURVES)):
         for count in (threads,) if quick else sorted({1, threads}):

@@ -129,8 +129,8 @@ def _training(ours: Callable[..., Any], own: Callable[..., Any], operands: list[
 
 
 def in_turns(pair: Pair, calls: int, wait: Call) -> list[float]:
-    """Microseconds of each of two calls: the fastest of five rounds of so many calls each, or of as
-    many as fit into `SECONDS`. A round ends with a wait. The first is not counted."""
+    """Microseconds of each of two calls: the fastest of five rounds of `calls` calls each, or of as
+    many rounds as fit into `SECONDS`. A round ends with a wait. The first is not counted."""
     best = [math.inf, math.inf]
     end = time.perf_counter() + SECONDS
     done = -1

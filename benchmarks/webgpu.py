@@ -76,7 +76,8 @@ class Case:
 
 
 def cases(square: int, elementwise: tuple[int, int]) -> list[Case]:
-    """The rows, for products of so many rows and columns, and so large tensors otherwise."""
+    """The rows: products of `square` rows and columns, and other operations on tensors of the shape
+    `elementwise`."""
     shape = elementwise
     made = [_linear(n, n, n) for n in (square // 8, square)]
     made.append(_linear(square // 2, square * 3 // 16, square * 3 // 4))

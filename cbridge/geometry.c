@@ -12,7 +12,7 @@
 typedef struct held {
   epg_prepared prepared;
   int holders;
-  struct held *next; /* of those that nobody holds any more */
+  struct held *next; /* of the free ones, without holders */
 } held;
 
 /* Geometries inferred before. What an op's outputs look like follows from its tensors' shapes,

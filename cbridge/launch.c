@@ -115,8 +115,8 @@ static void bytes_of(const DLTensor *t, uintptr_t *first, uintptr_t *behind) {
   *behind = base + (uintptr_t)above;
 }
 
-/* Whether each of so many outputs, some of which were given, lies apart from all other tensors.
- * Where one does not, Go says whether they share an element. */
+/* Whether each of the first `given` outputs lies apart from all other tensors. Where one does not,
+ * Go says whether they share an element. */
 static int lie_apart(const call_arguments *a, int given) {
   const int inputs = a->call.num_inputs, all = inputs + a->call.num_outputs;
   for (int i = 0; i < given; i++) {

@@ -7,9 +7,9 @@
  * holds them. The GIL is released while Go runs.
  *
  * A free-threaded Python has no GIL, and nothing here needs one. `configure` runs once, under the
- * lock of loader.py, before any other function is called. Later nobody writes epg_py. What calls
- * share besides has a lock of its own (geometry.c, go/). References are borrowed only from tuples,
- * which nobody changes. */
+ * lock of loader.py, before any other function is called. Afterwards epg_py is only read. What else
+ * calls share has a lock of its own (geometry.c, go/). References are borrowed only from tuples,
+ * which never change. */
 #include <string.h>
 
 #include "../torch/torch.h"

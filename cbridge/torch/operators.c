@@ -27,7 +27,7 @@ typedef struct {
 
 static const char file[] = "cbridge/torch/operators.c"; /* for PyTorch's messages */
 
-static int (*allows_tf32)(void); /* NULL: nobody can tell, so they are not */
+static int (*allows_tf32)(void); /* NULL: PyTorch does not tell, so they are not */
 
 /* --- schemas ---------------------------------------------------------------------------------- */
 

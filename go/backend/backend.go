@@ -124,8 +124,8 @@ type HostBackend interface {
 	TakesHostMemory() bool
 }
 
-// TokenReader is a Backend that can say whether a mixture of groups with so many hidden features
-// reads the rows of tokens where they lie (GroupedLayer with Places). Others copy them first.
+// TokenReader is a Backend that can say whether a mixture with this number of hidden features reads
+// the rows of tokens where they lie (GroupedLayer with Places). Others copy them first.
 type TokenReader interface {
 	Backend
 	ReadsTokens(h Header, features int64, backward bool) bool
@@ -135,8 +135,8 @@ type TokenReader interface {
 // nothing elsewhere.
 type Keeper interface {
 	Backend
-	// Holds returns an error unless so many bytes from an address on are within what was given out
-	// and not given back.
+	// Holds returns an error unless these bytes from an address on lie in one piece of memory that
+	// was given out and not given back.
 	Holds(address uintptr, bytes int64) error
 }
 

@@ -49,7 +49,8 @@ func (h *Header) Describe() (op, kind string, dt dtype.DType) { return h.Op, h.K
 // Computes implements Problem.
 func (h *Header) Computes() string { return h.Formula }
 
-// Tuning implements Problem. What was fastest for so many rows is no choice for others.
+// Tuning implements Problem. A batch-invariant call may not choose by what was fastest for its
+// rows.
 func (h *Header) Tuning() *tuning.File {
 	if h.BatchInvariant {
 		return nil

@@ -40,7 +40,7 @@ func Float32ToBFloat16(x float32) uint16 { return Float64ToBFloat16(float64(x)) 
 // Float32ToFloat16 rounds to IEEE 754 binary16.
 func Float32ToFloat16(x float32) uint16 { return Float64ToFloat16(float64(x)) }
 
-// narrow rounds to a 16-bit format of so many fraction bits and exponent bias.
+// narrow rounds to the 16-bit format with these fraction bits and this exponent bias.
 func narrow(x float64, fraction, bias uint) uint16 {
 	drop := 52 - fraction
 	infinity := uint64(2*bias+1) << fraction

@@ -60,7 +60,7 @@ func TestGroupedLinearGradients(t *testing.T) {
 			out, pre, g := epigrad.New[float64](7, 5), epigrad.New[float64](7, 5), normal(r, 7, 5)
 			got := epigrad.GroupedLinearGradients[float64]{Input: epigrad.New[float64](7, 3), Weight: normal(r, 4, 5, 3), Bias: epigrad.New[float64](4, 5)}
 			require.NoError(t, layer.Forward(out, pre))
-			assert.Equal(t, make([]float64, 5), out.Data[30:], "a row that is nobody's")
+			assert.Equal(t, make([]float64, 5), out.Data[30:], "a row of no group")
 			require.NoError(t, layer.Backward(g, pre, got))
 			assert.Equal(t, make([]float64, 15), double(got.Weight).Data[15:30], "a group without rows")
 			gradients(t, g, out, func() error { return layer.Forward(out, nil) },

@@ -115,7 +115,7 @@ func hasSlots(op string, index *tensor.View) error {
 	return countable(op, "index", tensor.Elements(index.Shape))
 }
 
-// lengthOf is the length of a contiguous vector, which has at least so many elements.
+// lengthOf is the length of a vector, which must be contiguous and have `least` elements or more.
 func lengthOf(op, argument string, v *tensor.View, least int64) (int64, error) {
 	if v.Rank() != 1 || v.Shape[0] < least || !v.IsContiguous() {
 		return 0, check.Invalid(op, argument, "shape %s, want a contiguous vector of %d elements or more", check.Sizes(v.Shape), least)

@@ -18,7 +18,7 @@ type mixtureCase struct {
 	fewer bool
 }
 
-// experts that nobody selects, one that all do, indices that are no expert's, sizes that are 0,
+// experts that no slot selects, one that all do, indices that are no expert's, sizes that are 0,
 // weights whose gradients have room for other tensors until they are formed, and last a
 // preactivation with rows for slots that select something, and at most one more.
 var mixtureCases = []mixtureCase{
@@ -249,7 +249,7 @@ func (s *opSuite) checkMixture(m *mixture) {
 		}
 	}
 	s.within(m.pre.values()[:len(wantPre.value)], wantPre.value, wantPre.bound, "preactivation of %v", m)
-	s.zerosFrom(int64(len(m.slots)), m.columns(), m.pre, "preactivation in nobody's rows of %v", m)
+	s.zerosFrom(int64(len(m.slots)), m.columns(), m.pre, "preactivation in rows of no expert of %v", m)
 	var wantOut expectation
 	for t := range m.tokens {
 		for i := range m.features {
@@ -502,7 +502,7 @@ func (s *opSuite) TestExpertsNeedsChangeNothing() {
 }
 
 // TestExpertsPropagateNaN: a scale of 0 does not hide what an expert gives, and an expert that
-// nobody selects gives nothing.
+// no slot selects gives nothing.
 func (s *opSuite) TestExpertsPropagateNaN() {
 	s.forEachDType(func(dt dtype.DType) {
 		weightIn, weightOut := list(dt, []int64{2, 2, 1}, 1, 1, nan, nan), list(dt, []int64{2, 1, 1}, 1, nan)

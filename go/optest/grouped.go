@@ -144,8 +144,8 @@ func (s *opSuite) checkGroupedForward(g *groupedLayer) {
 		s.within(g.pre.values()[first*g.n:end*g.n], pre.value, pre.bound, "preactivation of group %d of %v in %v", e, g, g.pre)
 		s.within(g.out.values()[first*g.n:end*g.n], out.value, out.bound, "output of group %d of %v in %v", e, g, g.out)
 	})
-	s.zerosFrom(g.owned(), g.n, g.out, "output in nobody's rows of %v", g)
-	s.zerosFrom(g.owned(), g.n, g.pre, "preactivation in nobody's rows of %v", g)
+	s.zerosFrom(g.owned(), g.n, g.out, "output in rows of no group of %v", g)
+	s.zerosFrom(g.owned(), g.n, g.pre, "preactivation in rows of no group of %v", g)
 }
 
 // groupedBackward runs the backward for the gradients of a mask.
@@ -181,7 +181,7 @@ func (s *opSuite) checkGroupedBackward(g *groupedLayer, got []*array) {
 			s.within(got[2].values()[int64(e)*g.n:][:g.n], gradBias.value, gradBias.bound, "grad_bias of group %d of %v in %v", e, g, got[2])
 		}
 	})
-	s.zerosFrom(g.owned(), g.k, got[0], "grad_input in nobody's rows of %v", g)
+	s.zerosFrom(g.owned(), g.k, got[0], "grad_input in rows of no group of %v", g)
 }
 
 // checkGrouped checks all that a layer gives: each result by itself, and gradients from a

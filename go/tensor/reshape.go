@@ -29,7 +29,7 @@ func Exchanged(v *View, i, j int) *View {
 	return &t
 }
 
-// Aligned is v with leading dimensions of size 1, so that it has so many at least; nil of nil.
+// Aligned gives v leading dimensions of size 1 until it has `rank` dimensions; nil stays nil.
 func Aligned(v *View, rank int) *View {
 	if v == nil {
 		return nil

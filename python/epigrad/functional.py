@@ -698,8 +698,8 @@ def experts(
 def experts_in_rows(
     rows: int, tensors: Tensors, kind: Any, save: str, gate: str, adapters: tuple[LowRank | None, LowRank | None]
 ) -> Tensor:
-    """`experts`, no more than so many of whose slots select something. Memory and time follow from
-    them, and not from all slots."""
+    """`experts` of which at most `rows` slots select an expert. Memory and time follow from these,
+    and not from all slots."""
     return _layers("experts", tensors, kind, save, gate, adapters, rows)
 
 
@@ -708,8 +708,9 @@ _OPERATORS = {operator.name: operator.overload for operator in (*ops.OPERATORS, 
 
 @constant_to_dynamo  # which would check each row of the tables again at each call
 def _row(op: str, kind: str, count: int) -> tuple[str, tuple[float, ...], tuple[int, ...], bool, bool, int] | None:
-    """Of a call with so many tensors a kind's name and parameters, the places of optional tensors,
-    whether there are a dim and a gate, and how many tensors are no adapters; None for no kind."""
+    """Facts of a call with `count` tensors: its kind's name and parameters, the places of optional
+    tensors, whether it has a dim and a gate, and how many tensors are no adapters. None if the kind
+    is unknown."""
     try:
         found = kind_of(op, kind)
     except errors.InvalidProblemError:

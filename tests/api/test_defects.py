@@ -301,7 +301,7 @@ def test_workspace_too_small_tells_needed_and_got() -> None:
     assert grad_a.isnan().all()
 
 
-# epigrad 0.1 itself
+# Defects of epigrad 0.1
 
 
 def negated_calls(x: Tensor, negative: Tensor, out: Tensor) -> dict[str, Callable[[], object]]:

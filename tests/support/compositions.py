@@ -1,7 +1,7 @@
 """The operations composed of PyTorch's own, with the activation as an argument.
 
 With an activation's float64 formula and float64 inputs they are the reference; with PyTorch's
-operator and the case's dtype they are what a PyTorch user has today, whose error the tolerance is
+operator and the case's dtype they are what a PyTorch user has, whose error the tolerance is
 measured from.
 """
 

@@ -46,7 +46,7 @@ func (w walk) vector(f function, n numbers) *launch {
 	return w.byVectors(f.name, n, width, f.vectors, broadcast, false)
 }
 
-// byVectors makes a launch over vectors of so many elements, of which a thread does some.
+// byVectors makes a launch over vectors of width elements. A thread computes perThread of them.
 func (w walk) byVectors(function string, n numbers, width, perThread int64, broadcast uint32, gateFirst bool) *launch {
 	inner := len(w.shape) - 1
 	shape := slices.Clone(w.shape)

@@ -346,8 +346,8 @@ func (k *emulatedKernel) Run(r *backend.Run) error {
 	return nil
 }
 
-// same compares bytes. Passes over the rows of all groups take along rows that are nobody's, which
-// may hold anything: there NaN is NaN, whatever its sign and payload.
+// same compares bytes. Passes over the rows of all groups also compute rows of no group, which may
+// hold anything: there NaN is NaN, whatever its sign and payload.
 func (k *emulatedKernel) same(a, b []byte) bool {
 	if !k.grouped {
 		return bytes.Equal(a, b)

@@ -282,7 +282,8 @@ func (b *builder) refuse(p backend.Problem) {
 	b.refused = status.Errorf(status.Unsupported, "%s: the cuda backend has no kernel for this operation", op)
 }
 
-// denseKernel is a program's kernel of a family and a formula. Hopper's has tiles of so many rows.
+// denseKernel names a program's kernel of a family and a formula. Hopper's have their tile's rows
+// in the name.
 func (b *builder) denseKernel(o *onePass, family, formula string, tileRows int64) string {
 	name := family + o.program.name + "_" + formula + "_" + b.dt.Short() + "_" + form(o.across)
 	if o.program == sm90 {
@@ -319,7 +320,7 @@ func (b *builder) tileRows(o *onePass, rule int64) int64 {
 	}
 }
 
-// fewOr is a tile of few rows where those are all, or one of so many.
+// fewOr is fewRows where there are no more rows than that, else the given rows of a tile.
 func (o *onePass) fewOr(rows int64) int64 {
 	if o.rows <= fewRows {
 		return fewRows
@@ -337,8 +338,8 @@ func (o *onePass) fewestIdle(processors int) int64 {
 	return wideTile
 }
 
-// used is the part of all processors' time that goes into elements, with tiles of so many rows: the
-// rest is that of tiles' empty rows and columns, and of a last round that is not full.
+// used is the part of all processors' time that goes into elements, with tiles of tileRows rows.
+// The rest goes into tiles' empty rows and columns, and into a last round that is not full.
 func (o *onePass) used(processors int, tileRows int64) float64 {
 	tiles := ceilDiv(o.rows, tileRows) * ceilDiv(o.columns, tileColumns)
 	rounds := ceilDiv(tiles, int64(processors))

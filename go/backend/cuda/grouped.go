@@ -25,7 +25,8 @@ type tokenRows struct {
 	index   *tensor.View         // [rows], int32: the token of each row
 }
 
-// ofTokens adds what reads the rows of tokens as so many of slots: where they lie, or copied.
+// ofTokens adds steps that read a token's row for each of its slots, count rows in all: where it
+// lies, or from a copy.
 func (b *builder) ofTokens(h backend.Header, tokens, places *tensor.View, count int64, copies bool, add func(rows *tensor.View)) {
 	rows := *tokens
 	rows.Shape = []int64{count, tokens.Shape[1]}
@@ -40,7 +41,7 @@ func (b *builder) ofTokens(h backend.Header, tokens, places *tensor.View, count 
 	b.tokens = tokenRows{}
 }
 
-// scattered is so many rows of tokens in memory of their own.
+// scattered copies tokens' rows into memory of their own, of this many rows.
 func (b *builder) scattered(p *backend.ScatterRows, rows int64) *tensor.View {
 	copied := *p
 	copied.Out = b.region(b.dt, rows, p.Input.Shape[1])
@@ -56,8 +57,8 @@ func (b *builder) indexOf(v *tensor.View) *tensor.View {
 	return nil
 }
 
-// copiesTokens reports whether it is faster to copy the rows of tokens before a layer with so many
-// rows and hidden features.
+// copiesTokens reports whether it is faster to copy the rows of tokens first, before a layer with
+// these rows and hidden features.
 func (b *builder) copiesTokens(ends *tensor.View, rows, features int64) bool {
 	return b.hasGroups(sm90, ends, rows) && features > mostFeaturesOfTokens
 }
@@ -86,8 +87,9 @@ func (b *builder) groupedLayer(p *backend.GroupedLayer) {
 	b.zeroRest(p.Groups, p.Rest...)
 }
 
-// inColumns has memory for rows of some columns at a time, in equal parts of at most so many, and
-// adds what is done with each. Part narrows a tensor to the same columns, along a dimension.
+// inColumns divides columns into equal parts of at most `most`, and adds the steps of each part.
+// They share memory for the rows of one part. `part` narrows a tensor to the part's columns, along
+// a dimension.
 func (b *builder) inColumns(rows, columns, most int64, add func(memory *tensor.View, part func(v *tensor.View, dimension int) *tensor.View)) {
 	each := columns
 	if columns > most {

@@ -108,7 +108,7 @@ func (b *builder) tokensOf(places *tensor.View, rows int64) *tensor.View {
 	return tokens
 }
 
-// rowsMatrix is a matrix of rows, whose strides count units of so many elements.
+// rowsMatrix is a matrix of rows, whose strides count units of `unit` elements.
 func (p *parameters) rowsMatrix(v *tensor.View, unit int64) {
 	if v == nil || unit == 1 {
 		p.strided(v, none, 0, 1)
@@ -130,7 +130,7 @@ func byRows(width int64, matrices ...*tensor.View) bool {
 	return true
 }
 
-// rowLanes is the logarithm of how many threads are side by side in a row of so many units.
+// rowLanes is log2 of the threads that lie side by side in a row of units.
 func rowLanes(units int64) int64 {
 	return int64(min(blockThreadsLog2, bits.Len64(uint64(max(units, 1)-1))))
 }
@@ -138,8 +138,8 @@ func rowLanes(units int64) int64 {
 // rowBlocks is how many blocks have these rows.
 func rowBlocks(rows, lanes int64) int64 { return ceilDiv(rows, blockThreads>>lanes) }
 
-// forms adds a launch over rows: with vectors where strides allow it, and without. fill gives it
-// parameters for units of so many elements, and tells how many blocks there are.
+// forms adds a launch over rows: with vectors where strides allow it, and without. fill writes the
+// parameters for units of `unit` elements, and returns the number of blocks.
 func (b *builder) forms(width int64, vectors bool, name func(unit int64) string, fill func(p *parameters, unit int64) (blocks int64)) {
 	var s step
 	for _, form := range []struct {
@@ -175,7 +175,7 @@ func (b *builder) isFloat(v *tensor.View) bool {
 // scaleTypes are the numbers of dtypes in grouped_rows.cu.
 var scaleTypes = map[dtype.DType]int64{dtype.Float32: 0, dtype.Float64: 1, dtype.BFloat16: 2, dtype.Float16: 3}
 
-// sized names a kernel that copies units of so many elements.
+// sized names the kernel that copies units of a number of elements.
 func (b *builder) sized(name string) func(unit int64) string {
 	return func(unit int64) string {
 		return name + map[int64]string{2: "2", 4: "4", 8: "8", vectorBytes: "16"}[unit*b.dt.Size()]

@@ -17,8 +17,8 @@ type groupSums struct {
 	ends, scales *tensor.View
 	sums         *tensor.View // [e, n]
 	partials     *tensor.View
-	// how rows are cut into chunks, which have so many partial sums each: into a group's tiles, or
-	// at multiples of their rows
+	// rows of a chunk, which has `parts` partial sums. Chunks are a group's tiles, or begin at
+	// multiples of rows.
 	rows, parts int64
 	ofTiles     bool
 }

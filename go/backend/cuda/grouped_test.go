@@ -191,7 +191,7 @@ func TestGroupsInTF32(t *testing.T) {
 	for i, want := range exact {
 		largest, differ := 0.0, 0
 		if i < 3 {
-			want = want[:int64(offsets[2])*shapes[i][1]] // the last row is nobody's
+			want = want[:int64(offsets[2])*shapes[i][1]] // the last row is of no group
 		}
 		for _, x := range want {
 			largest = max(largest, math.Abs(float64(x)))

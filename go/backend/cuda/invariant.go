@@ -8,9 +8,9 @@ import "github.com/epigrad/epigrad/go/backend"
 // kernels that add up in another order may depend on them. The kernels of product_sm90.cuh, and
 // those of groups, add up an element's products in one order, whatever their tiles are: the former
 // do all products that they can. (On Hopper the addresses of a run choose between its program and
-// product_sm80.cuh.) The others are by the algorithm that cuBLASLt chooses for so many
-// rows, and at least so many columns. Algorithms for a matrix and a vector add up in an order that
-// depends on the number of rows, and refuse one row. The number of columns is odd: then the
+// product_sm80.cuh.) The others take the algorithm that cuBLASLt chooses for invariantRows rows,
+// and for invariantColumns columns or more. Algorithms for a matrix and a vector add up in an order
+// that depends on the number of rows, and refuse one row. invariantColumns is odd: then the
 // algorithm loads single elements, as fewer columns need it to.
 const (
 	invariantRows    = 2048

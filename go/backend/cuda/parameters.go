@@ -109,7 +109,7 @@ func dimensions(numbers []int64, rest int64, put func(x int64)) {
 	}
 }
 
-// launch makes the launch of a kernel of so many blocks.
+// launch makes the launch of a kernel with these blocks.
 func (p *parameters) launch(function string, blocks int64) *launch {
 	return &launch{
 		function: function, grid: [3]int64{blocks, 1, 1}, block: [3]uint32{blockThreads, 1, 1},

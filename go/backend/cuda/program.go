@@ -137,7 +137,7 @@ func (b *builder) region(dt dtype.DType, shape ...int64) *tensor.View {
 	return v
 }
 
-// regionBytes is the size of a region of so many elements.
+// regionBytes is the size of a region with these elements.
 func regionBytes(dt dtype.DType, elements int64) int64 {
 	return ceilDiv(elements*dt.Size(), workspaceAlignment) * workspaceAlignment
 }

@@ -138,7 +138,7 @@ func (b *builder) atOnce(r *reduction) int64 {
 	return int64(each) * int64(b.device.processors)
 }
 
-// cut makes chunks of so many units, with `blocks` blocks in each. Chunks are as long as they can
+// cut divides units into chunks, with `blocks` blocks in each. Chunks are as long as they can
 // be where all blocks run at once: each costs its block time to begin and to end, and partial sums.
 // But then processors wait for the one that memory serves last, so that where a pass is long enough
 // half of the units goes into chunks an eighth as long. Not where a pass only reads: it is too

@@ -520,5 +520,5 @@ func TestEveryKernelIsCompiled(t *testing.T) {
 		assert.NotEmpty(t, image.Data)
 		count += len(image.Functions)
 	}
-	assert.Len(t, names, count, "kernels that nobody asks for")
+	assert.Len(t, names, count, "kernels that are never launched")
 }

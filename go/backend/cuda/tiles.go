@@ -47,7 +47,7 @@ func (b *builder) runs(t *tileProgram) bool {
 	}
 }
 
-// hasGroups reports whether a program can multiply so many rows of groups.
+// hasGroups reports whether a program can multiply this number of rows in these groups.
 func (b *builder) hasGroups(t *tileProgram, ends *tensor.View, rows int64) bool {
 	groups := ends.Shape[0]
 	return b.runs(t) && 0 < groups && groups <= t.groups && 0 < rows && rows <= raggedRows
@@ -200,8 +200,8 @@ func (l *productLaunch) groups() int64 {
 	return l.ends.Shape[0]
 }
 
-// dense is the launch of a product with tiles of so many rows, and how many of those there are.
-// Bands of tiles have what they share in the second cache.
+// dense is the launch of a product with tiles of tileRows rows, and the number of tiles down a
+// column. Bands of tiles have what they share in the second cache.
 func (b *builder) dense(o *onePass, tileRows int64) (l *productLaunch, down int64) {
 	const bandOfTiles = 16
 	down = ceilDiv(o.rows, tileRows)

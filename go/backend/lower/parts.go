@@ -93,8 +93,8 @@ func throughWeight(h backend.Header, gradOutput, weight, input, gradInput *tenso
 	}
 }
 
-// ofSlots are so many rows of slots, of which an operand has those of tokens where there are
-// places.
+// ofSlots gives an operand with a row for each of count slots. If there are places, the operand has
+// tokens' rows, and parts copy them.
 func ofSlots(h backend.Header, operand, places *tensor.View, count int64, region Region) (rows *tensor.View, parts []backend.Problem) {
 	if places == nil {
 		return operand, nil

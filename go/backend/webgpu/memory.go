@@ -129,7 +129,7 @@ func locked(use func(d *device) error) error {
 	return use(d)
 }
 
-// within gives `use` the buffer that has so many bytes from an address on, and where they start.
+// within gives `use` the buffer that has all bytes from an address on, and the place of the first.
 func within(address uintptr, bytes int64, use func(d *device, b buffer, at int64) error) error {
 	return locked(func(d *device) error {
 		a, err := d.memory.holding(address, bytes)
@@ -140,8 +140,8 @@ func within(address uintptr, bytes int64, use func(d *device, b buffer, at int64
 	})
 }
 
-// Allocate makes an array of so many bytes on the adapter and returns its address, which nobody can
-// read or write.
+// Allocate makes an array of this size on the adapter and returns its address, at which the host
+// can neither read nor write.
 func Allocate(bytes int64) (address uintptr, err error) {
 	err = locked(func(d *device) error {
 		if bytes < 0 {
@@ -183,7 +183,7 @@ func Free(address uintptr) error {
 	})
 }
 
-// Write puts so many bytes of the host's memory into an array, before whatever is run next.
+// Write copies bytes of the host's memory into an array, before whatever is run next.
 func Write(address uintptr, from unsafe.Pointer, bytes int64) error {
 	return within(address, bytes, func(d *device, b buffer, at int64) error {
 		run := &submission{device: d}
@@ -191,8 +191,7 @@ func Write(address uintptr, from unsafe.Pointer, bytes int64) error {
 	})
 }
 
-// Read waits for the work that was submitted and copies so many bytes of an array into the host's
-// memory.
+// Read waits for the work that was submitted and copies bytes of an array into the host's memory.
 func Read(address uintptr, to unsafe.Pointer, bytes int64) error {
 	return within(address, bytes, func(d *device, b buffer, at int64) error {
 		if bytes == 0 {
@@ -216,7 +215,7 @@ func (m *memory) find(address uintptr) (int, bool) {
 	return slices.BinarySearchFunc(m.arrays, address, func(a array, address uintptr) int { return cmp.Compare(a.address, address) })
 }
 
-// holding returns the array that has so many bytes from an address on.
+// holding returns the array that has all bytes from an address on.
 func (m *memory) holding(address uintptr, bytes int64) (*array, error) {
 	at, found := m.find(address)
 	if !found {

@@ -101,8 +101,8 @@ func (b *builder) move(m moves, list ...rowOperand) {
 	b.dispatch(&step{template: t, params: p.bytes, groups: b.grid(p, count)})
 }
 
-// words is a tensor of integers of 64 bits as pairs of 32, the lower ones first. The other half is
-// so many words further on.
+// words views a tensor of 64-bit integers as pairs of 32-bit words. `low` has the lower halves; the
+// higher half of each is `high` words further on.
 func (b *builder) words(v *tensor.View) (low *tensor.View, high int64) {
 	pairs := *v
 	pairs.DType = dtype.Int32

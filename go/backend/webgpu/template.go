@@ -172,7 +172,7 @@ func newParams(shape []int64, strides [][]int64) *params {
 // set writes a number modulo 2^32.
 func (p *params) set(at int, x int64) { binary.LittleEndian.PutUint32(p.bytes[at:], uint32(x)) }
 
-// grid spreads so many groups over x and y.
+// grid spreads the groups of these threads over x and y.
 func (b *builder) grid(p *params, threads int64) [3]uint32 {
 	groups := ceilDiv(threads, groupThreads)
 	row := min(groups, b.limits.groups)

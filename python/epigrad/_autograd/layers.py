@@ -114,7 +114,8 @@ class Product:
 
 
 class _Unformed(Function):
-    """`Product.gradients` whose values nobody reads: they are empty, and have gradients."""
+    """`Product.gradients` without values, which are never read: empty tensors that have
+    gradients."""
 
     @staticmethod
     def forward(

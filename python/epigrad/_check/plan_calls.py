@@ -15,7 +15,7 @@ _ALIGNMENT = 256
 
 
 def workspace_of(size: int, device: torch.device, short: int = 0) -> Tensor | None:
-    """Aligned memory of so many bytes, `short` less for a test of that."""
+    """Aligned memory of `size` bytes, less `short` to test a workspace that is too small."""
     if not size:
         return None
     buffer = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)

@@ -178,7 +178,7 @@ def allows_tf32() -> bool:
 
 def _after_fork_in_child() -> None:
     global _core, _lock, _inherited
-    # Another thread may have held the lock at the fork; nobody in the child will release it.
+    # Another thread may have held the lock at the fork; no thread of the child will release it.
     _lock = threading.Lock()
     _core = None
     _inherited = True

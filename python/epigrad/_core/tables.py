@@ -254,7 +254,7 @@ VERSION: str = _TABLES["version"]
 
 
 def row_of(op: str, count: int) -> Operation:
-    """The row of a call with so many tensors, of which adapters are the last."""
+    """The row of a call with `count` tensors, of which adapters are the last."""
     row = OPS[op]
     return row if count <= len(row.inputs) or row.adapted is None else row.adapted
 
@@ -267,7 +267,7 @@ def row_with(op: str, names: Container[str]) -> Operation:
 
 
 def backward_row(op: str, count: int) -> Operation:
-    """The row of the gradients of a call with so many tensors."""
+    """The row of the gradients of a call with `count` tensors."""
     row = OPS[f"{op}_backward"]
     return row if count <= len(OPS[op].inputs) or row.adapted is None else row.adapted
 

@@ -65,7 +65,7 @@ def _grouped(x: Tensor, scale: Tensor, w_in: Tensor, w_out: Tensor, index: Tenso
 
 
 def rows_of(n: int) -> tuple[int, int]:
-    """A shape of so many elements, a power of two."""
+    """A shape of `n` elements, a power of two."""
     return max(1, n // 1024), min(n, 1024)
 
 
@@ -124,7 +124,7 @@ OPERATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An operation of one size, on so many threads of a CPU, or on a GPU."""
+    """An operation of one size, on some threads of a CPU, or on a GPU."""
 
     operation: Operation
     size: tuple[int, ...]

@@ -24,9 +24,10 @@ from epigrad._core.tables import ACTIVATIONS, DTYPES, GATED_KINDS
 from epigrad.parallel.transport import Packed, Route, Tokens, named, room
 
 PARTS = 16
-"""Rows are counted in so many parts of the tokens, of which chunks are made: the most chunks."""
+"""The parts of the tokens in which rows are counted. A chunk is one part or more, so there are at
+most 16 chunks."""
 TOKENS_OF_A_CHUNK = 16384
-"""The tokens of a chunk at least, where the number of chunks is chosen."""
+"""The fewest tokens of a chunk, if the caller does not give the number of chunks."""
 
 
 _COUNT = Call("count_rows")
@@ -99,8 +100,8 @@ class Chunk:
 def agree(
     tokens: Tokens, local: int, facts: Sequence[Fact], chunks: int | None, most: int, group: dist.ProcessGroup
 ) -> tuple[Chunk, ...]:
-    """The chunks of the tokens with these experts, so many of which each process has. If `chunks`
-    is None, there are `most` at most, which is the same in all processes.
+    """The chunks of the tokens, and their routes to the processes, each of which has `local`
+    experts. If `chunks` is None, there are `most` at most, which is the same in all processes.
 
     Raises:
         InvalidProblemError: in all processes, where a fact of two is not the same.
@@ -117,7 +118,7 @@ def agree(
     with named():
         work = dist.all_to_all_single(others, own, group=group, async_op=True)
         assert work is not None
-        if count == 1:  # while counts travel: a token's row goes to so many processes at most
+        if count == 1:  # while counts travel; a token's row goes to no more processes than this
             packed = Packed.of(tokens, places, tables[0], len(index) * min(ranks, index.shape[1]))
         work.wait()
     sent, received = told.tolist()  # the host waits
@@ -141,7 +142,7 @@ def agree(
 
 
 def _bounds(count: int) -> list[int]:
-    """The first parts of so many chunks, and how many parts there are."""
+    """The first part of each of `count` chunks, and at the end the number of parts."""
     return [chunk * PARTS // count for chunk in range(count + 1)]
 
 
@@ -149,8 +150,8 @@ def _bounds(count: int) -> list[int]:
 def _tables(
     local: int, ranks: int, count: int, codes: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a device is told of a mixture: the first experts of ranks, the bounds of chunks, and the
-    codes of facts. They are the same in each step, and are sent to the device once."""
+    """The numbers of a mixture that a device needs: the first experts of ranks, the bounds of
+    chunks, and the codes of facts. They are the same in each step, and go to the device once."""
     tables = [[rank * local for rank in range(ranks + 1)], _bounds(count), codes]
     whole = torch.tensor(list(itertools.chain(*tables)), device=device)
     experts, bounds, told = torch.split(whole, [len(table) for table in tables])
@@ -158,7 +159,7 @@ def _tables(
 
 
 def _counted(index: Tensor, tables: tuple[Tensor, Tensor, Tensor], own: Tensor) -> Tensor:
-    """The places of the tokens' rows. `own` becomes what each rank is told."""
+    """The places of the tokens' rows. `own` gets the numbers that go to each rank."""
     places = index.new_empty(len(index), len(own), dtype=torch.int32)
     loader.core().launch(_COUNT, (index, *tables), (True, True), (own, places))
     return places

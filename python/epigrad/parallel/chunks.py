@@ -37,8 +37,8 @@ H200's, with 400 Gb/s of network."""
 
 
 def most_chunks(ranks: int, each: int, columns: int, dtype: torch.dtype, device: torch.device) -> int:
-    """How many chunks there may be by default, for tokens of `each` slots and experts whose weights
-    have so many `columns` together.
+    """The most chunks by default, for tokens of `each` slots and experts whose weights together
+    have this many `columns`.
 
     With even routing a token reaches another rank with the probability ``1 - (1 - 1/ranks)**each``.
     Forward and backward send its row of K numbers four times, and do ``6 K columns`` FLOPs for each

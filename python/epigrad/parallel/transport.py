@@ -54,7 +54,7 @@ class Tokens:
     scale: Tensor
 
     def split(self, sizes: list[int]) -> list[Tokens]:
-        """Pieces of so many tokens."""
+        """Pieces with these numbers of tokens."""
         parts = [torch.split(part, sizes) for part in (self.input, self.index, self.scale)]
         return [Tokens(*piece) for piece in zip(*parts, strict=True)]
 
@@ -73,8 +73,8 @@ def named() -> Iterator[None]:
 
 
 def room(counts: Sequence[int]) -> int:
-    """The rows of a buffer for so many, which are at most a 16th more: kernels are chosen for each
-    size once, and routings give many."""
+    """The rows of a buffer for these counts, rounded up by a 16th at most. A kernel is chosen once
+    for each size, so routings should give few sizes."""
     count = sum(counts)
     unit = 1 << max(count.bit_length() - 5, 0)
     return -(-count // unit) * unit
@@ -127,8 +127,8 @@ class Packed:
 
     @classmethod
     def of(cls, tokens: Tokens, places: Tensor, experts: Tensor, count: int) -> Packed:
-        """The rows of tokens for each process, so many or fewer. An index is among the experts of
-        the process, of which `experts` has the first. It is -1 for another process's expert."""
+        """The rows of tokens for each process, at most `count`. An index counts from the process's
+        first expert, which `experts` has. It is -1 for another process's expert."""
         input, index, scale = tokens.input, tokens.index, tokens.scale
         (columns, each), size = (input.shape[1], index.shape[1]), input.element_size()
         slots = each * (torch.int64.itemsize + wide(input.dtype).itemsize)

@@ -14,7 +14,7 @@ import (
 // perRows is a kernel for any number of rows: an engine's kernel for each number that was met.
 type perRows struct {
 	engine Selector
-	// problem makes the problem of so many rows.
+	// problem makes the problem of a number of rows.
 	problem func(rows int64) backend.Problem
 	mutex   sync.Mutex
 	known   map[int64]backend.Kernel

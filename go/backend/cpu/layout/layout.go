@@ -59,8 +59,8 @@ type Matrix struct {
 	batch         []int64 // byte strides
 }
 
-// NewMatrix views [batch..., rows..., columns...], of so many batch dimensions and rows. It is nil
-// for an absent operand.
+// NewMatrix views [batch..., rows..., columns...]; batch and rows are numbers of dimensions. It is
+// nil for an absent operand.
 func NewMatrix(v *tensor.View, batch, rows int) *Matrix {
 	if v == nil {
 		return nil

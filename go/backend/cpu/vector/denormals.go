@@ -148,7 +148,7 @@ func (v *product) fits(p *packed, left, right, units int64, limit int, first boo
 	return most-bias <= room, err
 }
 
-// registers returns the bytes of whole registers that hold so many sums.
+// registers returns the bytes of the whole registers that hold these sums.
 func (v *product) registers(sums int64) int64 {
 	vector := int64(v.engine.VectorBytes)
 	return divideUp(sums*v.sumSize, vector) * vector

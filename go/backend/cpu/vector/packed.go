@@ -41,7 +41,7 @@ type operandPart struct {
 	row, count, first, depth int64
 }
 
-// room makes room for so many panels.
+// room makes room for panels of this size.
 func (o *packedOperand) room(panels, bytes int64) (err error) {
 	if int64(len(o.packing.Smallest)) < panels {
 		o.packing.Smallest = make([]int16, panels)
@@ -94,8 +94,8 @@ func (j *tiling) Call(crew *kernels.Crew) {
 	}
 }
 
-// share computes so many tiles. It tells whether it was refused: nothing, or in strips anything, is
-// in the results then.
+// share computes the tiles, on up to limit threads. If it was refused, results are unchanged, or,
+// in strips, undefined.
 func (j *tiling) share(tiles int64, limit int, work int64) (refused bool, err error) {
 	j.refused.Store(false)
 	err = threads.Share(tiles, limit, work, j)
@@ -112,7 +112,7 @@ type scratch struct {
 	cleanup runtime.Cleanup
 }
 
-// get returns so many bytes, or an error where there is no memory.
+// get returns memory of this size, or an error where there is none.
 func (b *buffer) get(bytes int64) (unsafe.Pointer, error) {
 	if b.scratch != nil && b.scratch.bytes >= bytes {
 		return b.scratch.at, nil

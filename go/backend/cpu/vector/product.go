@@ -432,10 +432,10 @@ func (v *product) leastWidth() int64 {
 	return width
 }
 
-// cut cuts a block into tiles for so many threads. Each has the same number of tiles of a stretch
-// of rows or of columns, whose panels it has packed itself: the direction that has more of them,
-// unless the other one is more even. Where tiles would be few, there are more of them across rows
-// first, since epilogues like long ones.
+// cut cuts a block into tiles for up to limit threads. Each thread has the same number of tiles in
+// a stretch of rows or of columns, whose panels it packs itself. Stretches divide the longer
+// dimension, unless the other one divides more evenly. If tiles are few, they get lower before they
+// get narrower, since epilogues are faster on long rows.
 func (v *product) cut(p *packed, limit int64) {
 	b := &p.block
 	height, width := v.form.Tile()

@@ -181,8 +181,8 @@ func (d *dimensions) loops(size int64, strides *[kernels.Operands][]int64, pick 
 //
 //   - whole runs, where a run and its terms are short: a task has several runs with all of their
 //     terms;
-//   - lanes, where runs are short: a task has one run's sums, in so many lanes that those are whole
-//     groups, and adds several runs at a time;
+//   - lanes, where runs are short: a task has one run's sums, in lanes that are whole groups, and
+//     adds several runs at a time;
 //   - rows, where runs are long: a task has a piece of a run, and adds row after row.
 func (q *reduction) cut(d *dimensions) {
 	all := len(d.shape)
@@ -256,7 +256,7 @@ func (c *cutOf) fitsLanes() bool {
 	return c.lanes <= kernels.Block/2 || c.lanes <= kernels.Block && c.lanes > c.run
 }
 
-// inLanes has so many lanes that additions need not wait for each other.
+// inLanes has enough lanes that additions need not wait for each other.
 func (c *cutOf) inLanes(s *kernels.Sums) {
 	lanes := c.lanes * max(1, chains*kernels.Group/c.lanes)
 	s.Lanes, s.Width, s.Block = lanes, lanes, kernels.Block/lanes*lanes

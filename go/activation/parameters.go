@@ -46,8 +46,8 @@ const (
 	Limit Range = "a number > 0, or none"
 )
 
-// Accepts tells whether a value lies in the range; before is the kind's parameter before it, 0 for
-// none. It panics for a range that is none of the list.
+// Accepts reports whether a value lies in the range; before is the kind's parameter before it, 0
+// for none. It panics for a range that is none of the list.
 func (r Range) Accepts(value, before float64) bool {
 	finite := !math.IsInf(value, 0) && !math.IsNaN(value)
 	switch r {
@@ -89,7 +89,7 @@ func Complete(parameters []Parameter, given []float64) ([]float64, error) {
 	return given, nil
 }
 
-// AreDefaults tells whether all parameters have their default values.
+// AreDefaults reports whether all parameters have their default values.
 func AreDefaults(parameters []Parameter, values []float64) bool {
 	for i, p := range parameters {
 		if values[i] != float64(p.Default) {

@@ -36,8 +36,8 @@ type Info struct {
 	// Accumulator is the dtype that sums of this dtype are kept in, and its formulas computed in,
 	// by engines and GPUs.
 	Accumulator DType
-	// Half tells that it is a half type: stored in 16 bits, with formulas in float32 that kernels
-	// have for these types alone, since they round where storage does not show it.
+	// Half reports whether it is a half type: stored in 16 bits, with formulas in float32 that
+	// kernels have for these types alone, since they round where storage does not show it.
 	Half bool
 	// DLPackCode and DLPackBits are DLDataType's code and bits.
 	DLPackCode uint8

@@ -28,7 +28,7 @@ import (
 // A scale is the caller's to multiply with a, and with grad_a. Without a and b there is no update.
 type adapter struct{ a, b *tensor.View }
 
-// adapter is that of the input i and the one behind it.
+// adapter returns the inputs i and i+1 as an adapter.
 func (c *Call) adapter(i int) adapter { return adapter{c.input(i), c.input(i + 1)} }
 
 // given reports whether there is an update: one of rank 0 adds nothing.
@@ -76,8 +76,8 @@ func (a Argument) IsAdapters() bool { return strings.Contains(a.Name, ".") }
 
 // The rest is for layers, and for those of groups, whose header has Groups. Tensors are of rows.
 
-// adapted are parts of which the first ones are products of inputs and weights, with the terms of
-// these weights' adapters.
+// adapted adds the terms of adapters to parts. The first parts are products of an input and a
+// weight, one for each adapter.
 func adapted(parts []backend.Problem, w *region, adapters ...adapter) (all []backend.Problem) {
 	for i, part := range parts {
 		if i < len(adapters) && adapters[i].given() {
@@ -111,8 +111,8 @@ func times(h backend.Header, w *region, left, right *tensor.View) (backend.Probl
 // exchanged is a weight with its rows as columns, or that of each group.
 func exchanged(v *tensor.View) *tensor.View { return tensor.Exchanged(v, v.Rank()-2, v.Rank()-1) }
 
-// term is a product of a layer, of which backward has the gradient to its output, and what it makes
-// of its adapter: the gradients that are wanted, and g b once it is formed.
+// term is a product of a layer in backward: the gradient to its output, its weight and adapter, the
+// adapter's gradients that are wanted, and through, which is g b once it is formed.
 type term struct {
 	grad, weight *tensor.View
 	adapter      adapter

@@ -148,7 +148,8 @@ func mixtureOf(c *Call, inputs []*tensor.View) (*mixture, error) {
 	return m, exists(op, "gathered rows", m.input, m.rows())
 }
 
-// keptBy is the preactivation that a call gives, of which forward is told how many rows it has.
+// keptBy is the preactivation of a call: an output of forward, and an input of backward. It may
+// have fewer rows than there are slots.
 func keptBy(c *Call) *tensor.View {
 	if c.Op == expertsSignature.Name {
 		return c.output(1)
@@ -156,7 +157,7 @@ func keptBy(c *Call) *tensor.View {
 	return c.input(8)
 }
 
-// isGated tells whether a kind is a gated one, and no activation.
+// isGated reports whether a kind is a gated one, and no activation.
 func isGated(kind string) bool {
 	_, gated := activation.LookupGated(kind)
 	return gated
@@ -180,9 +181,9 @@ func (r *routing) route() []backend.Problem {
 	return []backend.Problem{&backend.Route{Header: r.header, Index: r.index, Rows: r.pre[0], Ends: r.ends, Places: r.places}}
 }
 
-// form makes the preactivation or the hidden activation, by way of a tensor for the input's rows,
-// or where that is nil, of the input. Rows of rest of no group become 0: what a caller gets has the
-// same bits in every run.
+// form makes the preactivation or the hidden activation. It copies the input's rows to `rows`
+// first, unless that is nil. In the tensors of rest, rows of no group become 0, so that a caller's
+// results have the same bits in every run.
 func (r *routing) form(w *region, pre, hidden, rows *tensor.View, rest ...*tensor.View) []backend.Problem {
 	h := r.grouped
 	if hidden == nil {
@@ -198,8 +199,8 @@ func (r *routing) form(w *region, pre, hidden, rows *tensor.View, rest ...*tenso
 	return append([]backend.Problem{&backend.ScatterRows{Header: r.header, Input: r.input, Places: r.places, Out: rows}}, groupedProblems(r.in, layer, w)...)
 }
 
-// combine makes the output of the hidden activation, by way of a tensor for the rows that the
-// second layer gives, if it is not nil.
+// combine makes the output of the hidden activation. The second layer's rows go to `rows` first,
+// unless that is nil.
 func (r *routing) combine(w *region, hidden, rows, out *tensor.View) []backend.Problem {
 	h := r.grouped.Plain(r.grouped.Op)
 	if rows == nil {
@@ -245,7 +246,8 @@ func (s *spare) within(shape []int64) *tensor.View {
 	}
 }
 
-// slots are rows of slots, or where there are none, those of tokens with their places.
+// slots gives an operand by rows of slots; or, where those are nil, by rows of tokens and their
+// places.
 func (r *routing) slots(rows, tokens *tensor.View) (operand, places *tensor.View) {
 	if rows != nil {
 		return rows, nil
@@ -253,9 +255,9 @@ func (r *routing) slots(rows, tokens *tensor.View) (operand, places *tensor.View
 	return tokens, r.places
 }
 
-// ofLayerIn makes the gradients of the first layer, of that of the preactivation. Rows, if there
-// are some, have those of the gradient to the input first. Then they have those of the input, if
-// they are the region's: others may lie in the gradient of the weight.
+// ofLayerIn makes the first layer's gradients from that of the preactivation. `rows`, if not nil,
+// is memory for the gradient to the input by slots, and then for the input by slots. The latter
+// needs rows in the region: other rows may lie in the gradient of the weight.
 func (r *routing) ofLayerIn(w *region, t *term, rows, gradInput, gradWeight *tensor.View) (problems []backend.Problem) {
 	h := r.grouped.Plain(r.grouped.Op)
 	add := func(p ...backend.Problem) { problems = append(problems, p...) }
@@ -283,8 +285,8 @@ func (r *routing) ofLayerIn(w *region, t *term, rows, gradInput, gradWeight *ten
 	return append(problems, t.gradients(h, w, rows)...)
 }
 
-// ofLayerOut makes the gradients of the second layer's weight and bias, of the rows of grad_output,
-// if there are some, and of the scaled hidden activation.
+// ofLayerOut makes the gradients of the second layer's weight and bias, from grad_output and the
+// scaled hidden activation.
 func (r *routing) ofLayerOut(w *region, t *term, grad, hidden, scales, gradWeight, gradBias *tensor.View) (problems []backend.Problem) {
 	h := r.grouped.Plain(r.grouped.Op)
 	if gradWeight != nil || gradBias != nil {

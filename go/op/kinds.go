@@ -108,7 +108,7 @@ func (o *operation) completeFormula(c *Call) error {
 	return nil
 }
 
-// hasDefaults tells whether a call that gives no parameters has some.
+// hasDefaults reports whether a call that gives no parameters has some.
 func (o *operation) hasDefaults() bool { return o.kinds != nil || o.parameters != nil }
 
 // computes is the formula of a completed call, and the formula's numbers (go/activation).

@@ -20,13 +20,13 @@ type Argument struct {
 	Shape string
 	// Example is the shape in an example, where Shape is "".
 	Example string
-	// Channels tells that it has one element, or one for each index of the first input's second
-	// dimension.
+	// Channels reports whether it has one element, or one for each index of the first input's
+	// second dimension.
 	Channels bool
 	Optional bool
-	// Default tells that PyTorch's operator has the default None for it.
+	// Default reports whether PyTorch's operator has the default None for it.
 	Default bool
-	// Kept tells that an input of a backward is what forward may have kept.
+	// Kept reports whether an input of a backward is what forward may have kept.
 	Kept bool
 	// Broadcasts: any shape that broadcasts to the operation's is accepted, also by a plan that was
 	// selected with another.
@@ -186,7 +186,7 @@ func fromOutput(c *Call) error {
 		strings.Join(activation.NamesFromOutput(), ", "))
 }
 
-// isWeight tells whether an operand of a product is a weight or a bias by its name.
+// isWeight reports whether an operand of a product is a weight or a bias by its name.
 func isWeight(name string) bool {
 	return name == "b" || strings.HasPrefix(name, "weight") || strings.HasPrefix(name, "bias")
 }
@@ -343,10 +343,10 @@ type Row struct {
 	// Parameters are those of a formula of its own.
 	Parameters []activation.Parameter
 	Keeps      Keeps
-	// Multiplies tells whether it has a product of matrices, which TF32 and batch invariance are
-	// about, Halves whether it has a place of the gate, and Splits whether it splits a dimension.
+	// Multiplies reports whether it has a product of matrices, which TF32 and batch invariance are
+	// about, Halves whether it takes the gate's place, and Splits whether it splits a dimension.
 	Multiplies, Halves, Splits bool
-	// Factor tells whether a number may stand for an operand.
+	// Factor reports whether a number may stand for an operand.
 	Factor bool
 }
 

@@ -2,5 +2,5 @@
 
 package optest
 
-// slowed tells that the race detector is at work, under which Go takes ten times as long.
+// slowed reports whether the race detector is at work, under which Go takes ten times as long.
 const slowed = true

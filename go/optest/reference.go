@@ -234,7 +234,7 @@ func (r *reference) spread(x, err float64) float64 {
 	return max(math.Abs(r.value(x+err)-value), math.Abs(r.value(x-err)-value))
 }
 
-// nearKink tells whether an argument is within a distance of a kink.
+// nearKink reports whether an argument is within a distance of a kink.
 func (r *reference) nearKink(x, distance float64) bool {
 	return slices.ContainsFunc(r.kinks, func(k kink) bool { return math.Abs(x-k.at) < distance })
 }

@@ -132,6 +132,6 @@ func (b *builder) gradPreactivation(p *lower.Pass) {
 	})
 }
 
-// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in
-// float64.
+// ComputesInAccumulator reports whether formulas are computed in the accumulator's dtype, and not
+// in float64.
 func (*Backend) ComputesInAccumulator() bool { return true }

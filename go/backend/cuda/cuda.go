@@ -195,8 +195,8 @@ func (b *builder) plan(p backend.Problem) {
 	}
 }
 
-// ClampsOffsets says that groups' offsets which fall, or are no rows, are taken for what is next to
-// them.
+// ClampsOffsets reports whether offsets of groups that decrease or exceed the rows are clamped to
+// the nearest valid ones.
 func (*Backend) ClampsOffsets() bool { return true }
 
 // ReadsTokens implements backend.TokenReader.

@@ -2,7 +2,7 @@
 
 package cuda
 
-// Sanitized tells whether AddressSanitizer is at work: the emulator has it then, and UBSan.
+// Sanitized reports whether AddressSanitizer is at work: the emulator has it then, and UBSan.
 // (Without optimization, and with checks that are calls, it compiles in a third of the time.)
 const Sanitized = true
 

@@ -2,7 +2,7 @@
 
 package cuda
 
-// Sanitized tells whether AddressSanitizer is at work: the emulator has it then, too, and UBSan.
+// Sanitized reports whether AddressSanitizer is at work: the emulator has it then, too, and UBSan.
 const Sanitized = false
 
 const emulatorName = "cuda-emulator"

@@ -24,8 +24,8 @@ type onePass struct {
 	more                  *onePass // a further pair, whose product is added to the sums
 }
 
-// onePassOf tells whether one kernel does a product with a bias and an activation, and how. It may
-// be a sum of two pairs.
+// onePassOf reports whether one kernel does a product with a bias and an activation, and how. It
+// may be a sum of two pairs.
 func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	if b.layers == nil || b.invariant && b.layers == sm80 && !b.forced {
 		return o, false
@@ -40,7 +40,7 @@ func (b *builder) onePassOf(whole *lower.Product) (o onePass, ok bool) {
 	return o, b.invariant || b.way != byRule || o.worthwhile(b.device.processors) && (b.layers == sm90 || b.forced || o.isShort())
 }
 
-// possiblyOnePass tells whether one kernel can do that, however fast it is.
+// possiblyOnePass reports whether one kernel can do that, however fast it is.
 func (b *builder) possiblyOnePass(t *tileProgram, whole *lower.Product) (o onePass, ok bool) {
 	if !b.runs(t) {
 		return o, false
@@ -82,7 +82,7 @@ func (b *builder) possiblyOnePass(t *tileProgram, whole *lower.Product) (o onePa
 // A depth is short where the epilogue decides more than the product.
 const shortDepth = 2048
 
-// worthwhile tells whether one kernel is as fast as BLAS and a pass. It is not where the depth is
+// worthwhile reports whether one kernel is as fast as BLAS and a pass. It is not where the depth is
 // long beside the columns, so that the epilogue is little of the time, and where there are too few
 // tiles for the processors, among which BLAS divides the depth.
 func (o *onePass) worthwhile(processors int) bool {
@@ -109,7 +109,8 @@ func (o *onePass) isShort() bool {
 	return o.fullDepth() <= most
 }
 
-// either adds what runs whose addresses boxes can start at do, nil for nothing, and what others do.
+// either adds two ways, of which a run goes one: inBoxes if boxes can start at its addresses, else
+// otherwise. Where inBoxes is nil there is one way for all.
 func (b *builder) either(inBoxes, otherwise func()) {
 	if inBoxes == nil || b.way == separated {
 		otherwise()
@@ -123,8 +124,8 @@ func (b *builder) either(inBoxes, otherwise func()) {
 	b.scratch = max(b.scratch, used)
 }
 
-// byKernel adds a kernel of this name, if there is one. One of Hopper's is for runs whose addresses
-// boxes can start at.
+// byKernel adds the launch of a kernel, if it is compiled, or else what is otherwise done. Runs
+// whose addresses boxes cannot start at also go without Hopper's kernels.
 func (b *builder) byKernel(o *onePass, function string, launch, otherwise func()) {
 	switch {
 	case !b.device.compiled(function) || b.way == separated:
@@ -146,8 +147,8 @@ func (b *builder) onePass(o *onePass, kind string, otherwise func()) {
 	b.byKernel(o, function, func() { o.program.add(l, b, function) }, otherwise)
 }
 
-// hiddenBackward adds a product with the slope of an activation in one kernel, which other devices
-// and layouts have no counterpart of.
+// hiddenBackward adds a product with the slope of an activation in one kernel. It refuses devices
+// and layouts without such a kernel: op then takes the problem's parts.
 func (b *builder) hiddenBackward(p *backend.HiddenBackward) {
 	o, ok := b.throughWeight(p.Header, p.GradOutput, p.Weight, p.GradPreactivation)
 	if !ok {

@@ -42,7 +42,7 @@ func (w walk) interleaved(f function, n numbers) *launch {
 	return starts.byVectors(f.interleaved, n, width, 1, 0, gateFirst)
 }
 
-// takeTurns tells whether the views i, a value, and i+1, its gate, are neighbours everywhere, and
+// takeTurns reports whether the views i, a value, and i+1, its gate, are neighbours everywhere, and
 // which one is first.
 func (w walk) takeTurns(i int) (gateFirst, ok bool) {
 	value, gate := w.views[i], w.views[i+1]

@@ -96,7 +96,7 @@ func (m matrix) byColumns() (ld int64, ok bool) {
 	return byColumns(m.rows, m.rowStride, m.columns, m.columnStride)
 }
 
-// lies tells in which orders BLAS can read or write a matrix in place.
+// lies reports in which orders BLAS can read or write a matrix in place.
 func (m matrix) lies() (byColumns, byRows bool) {
 	_, byColumns = m.byColumns()
 	_, byRows = m.transposed().byColumns()
@@ -168,7 +168,7 @@ func (b *builder) zero(v *tensor.View) {
 	b.copy(v, &zeros)
 }
 
-// unless leaves what add adds out of runs that are something.
+// unless adds steps that runs with a property leave out.
 func (b *builder) unless(is condition, add func()) {
 	first := len(b.program)
 	add()
@@ -387,7 +387,7 @@ func (p *matmul) create(c *compiler, problem *C.epg_matmul_problem, m *C.epg_mat
 	return c.choices.Store(key, unsafe.Slice((*byte)(unsafe.Pointer(&m.choices[0])), C.sizeof_epg_algorithm))
 }
 
-// tuningKey tells all that the fastest algorithm depends on.
+// tuningKey holds all that the fastest algorithm depends on.
 func (d *device) tuningKey(p *C.epg_matmul_problem) string {
 	return fmt.Sprintf("%s cublaslt %d: type %d %d compute %d bias %d transpose %v rows %v columns %v leading %v batch %d %v", d.name(),
 		int(C.epg_blas_version()), p.dtype, p.result, p.compute, p.has_bias, p.transpose, p.rows, p.columns, p.leading, p.batch, p.batch_stride)

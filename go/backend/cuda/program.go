@@ -163,7 +163,7 @@ type kernel struct {
 	optional  int64 // what an operand that is left out would add
 	device    *device
 	memory    *memory
-	// multiplies tells that there are products among the steps.
+	// multiplies reports whether there are products among the steps.
 	multiplies bool
 }
 

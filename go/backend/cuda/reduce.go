@@ -12,7 +12,7 @@ import (
 // reduction is an elementwise kernel that also sums what it computes over some dimensions
 // (kernels/cuda/reduce.cuh).
 type reduction struct {
-	// the kernel with vectors along a kept dimension, and with _strided that with none
+	// the kernel with vectors along a kept dimension; the one without vectors ends with _strided
 	columns string
 	rows    string // the kernel with vectors along a reduced dimension; "" where there is none
 	// outputs have the inputs' shape, and sums the size 1 in the dimensions that are summed over,
@@ -29,7 +29,7 @@ const (
 	// mostTerms is how many terms a thread adds one after the other, at most: the error of a sum
 	// grows with it.
 	mostTerms = 256
-	// manyChunks is from where on fewer sums are finished by a block, with more threads for each.
+	// From manyChunks chunks on a block finishes fewer sums, with more threads for each.
 	manyChunks = 256
 )
 
@@ -138,11 +138,10 @@ func (b *builder) atOnce(r *reduction) int64 {
 	return int64(each) * int64(b.device.processors)
 }
 
-// cut divides units into chunks, with `blocks` blocks in each. Chunks are as long as they can
-// be where all blocks run at once: each costs its block time to begin and to end, and partial sums.
-// But then processors wait for the one that memory serves last, so that where a pass is long enough
-// half of the units goes into chunks an eighth as long. Not where a pass only reads: it is too
-// short for what those cost.
+// cut divides units into chunks, with `blocks` blocks in each. Chunks are as long as they can be
+// where all blocks run at once: each costs its block time to begin and to end, and partial sums.
+// Processors then wait for the one that memory serves last. So in a long pass half of the units
+// goes into chunks an eighth as long. A pass that only reads is too short for what those cost.
 func (o *order) cut(units, atOnce, blocks int64, writes bool) {
 	lanes := int64(1) << (blockThreadsLog2 - o.keptLanes)
 	turns := func(units int64) int64 { return ceilDiv(units, lanes) * lanes }

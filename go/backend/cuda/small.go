@@ -43,7 +43,7 @@ func (b *builder) smallOf(batchRank int, result, left *tensor.View) (s smallGemm
 }
 
 // rowsAndColumns are the strides of a view as a matrix, whose rows are all dimensions but the last;
-// ok tells that these are walked as one.
+// ok reports whether these are walked as one.
 func rowsAndColumns(v *tensor.View) (strides [2]int64, ok bool) {
 	flat, ok := v.FlattenLeading(1)
 	if ok {

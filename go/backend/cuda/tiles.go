@@ -96,7 +96,7 @@ type rowMatrix struct {
 	matrix
 }
 
-// rowMatrixOf is a tensor as rows and columns, if a program takes it; one that is not there fits.
+// rowMatrixOf is a tensor as rows and columns, if a program takes it. All programs take nil.
 func (t *tileProgram) rowMatrixOf(v *tensor.View) (all rowMatrix, ok bool) {
 	if v == nil {
 		return all, true
@@ -134,7 +134,7 @@ type weight struct {
 	boxRows                  int64 // of Hopper's program, where it is not operandRows
 }
 
-// weightOf is a tensor [e, rows, columns]; `across` tells that its columns are contiguous, else its
+// weightOf describes a tensor [e, rows, columns]: `across` if its columns are contiguous, else its
 // rows are.
 func (t *tileProgram) weightOf(v *tensor.View) (w *weight, across, ok bool) {
 	rows, columns := v.Shape[1], v.Shape[2]
@@ -150,15 +150,15 @@ func (t *tileProgram) weightOf(v *tensor.View) (w *weight, across, ok bool) {
 	return w, across, !v.IsEmpty() && max(rows, columns) <= raggedRows && t.takesWeight(w)
 }
 
-// weight is a right operand that onePassOf has found as one group's: of one group any stride will
-// do.
+// weight is the right operand of a product that onePassOf accepts, as the weight of a single group,
+// whose stride does not matter.
 func (o *onePass) weight() *weight {
 	m := o.right
 	return &weight{view: o.views[lower.Right], inner: m.columns, outer: m.rows, groups: 1, outerStride: m.rowStride, groupStride: m.rowStride}
 }
 
-// product is one of those that a kernel adds up: the weight, or the value's and the gate's, and the
-// rows.
+// product is one of those that a kernel adds up: rows, and their weight, or the value's and the
+// gate's.
 type product struct {
 	weights [2]*weight
 	rows    rowMatrix

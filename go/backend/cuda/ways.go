@@ -15,7 +15,7 @@ import (
 	"github.com/epigrad/epigrad/go/tensor"
 )
 
-// way is how a problem goes whose product and epilogue one kernel can do.
+// way is a way to solve a problem whose product and epilogue one kernel can do.
 type way byte
 
 const (
@@ -49,14 +49,14 @@ func (b *builder) kernelOf(p backend.Problem) (*kernel, error) {
 	return b.compile(p)
 }
 
-// going makes the kernel of a problem that goes a way.
+// going makes the kernel that solves a problem one way.
 func (b *builder) going(w way, p backend.Problem) (*kernel, error) {
 	other := &builder{device: b.device, dt: b.dt, options: b.options, way: w}
 	other.plan(p)
 	return other.compile(p)
 }
 
-// wayKey tells all that the fastest way depends on.
+// wayKey holds all that the fastest way depends on.
 func (b *builder) wayKey(p backend.Problem) string {
 	op, kind, dt := p.Describe()
 	key := fmt.Sprintf("%s way: %s %s %v %s", b.device.name(), op, kind, dt, b.layers.name)

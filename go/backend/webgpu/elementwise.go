@@ -171,8 +171,8 @@ func (b *builder) elementwiseStep(f formula, all []operand, l loops, inQuads boo
 }
 
 // quads reports whether the operands' elements can be taken four at a time, innermost: they lie
-// side by side from a multiple of four on, or one serves for all. So many elements at the end are
-// left over, where the loops are one.
+// side by side from a multiple of four on, or one serves for all. A single loop may leave a rest of
+// fewer than four.
 func (l loops) quads(all []operand) (ok bool, rest int64) {
 	inner := len(l.shape) - 1
 	if inner < 0 || l.shape[inner] < 4 || inner > 0 && l.shape[inner]%4 != 0 {

@@ -92,8 +92,8 @@ func (b *builder) multiply(p *lower.Product) {
 		[]*tensor.View{p.View(lower.Out, results(p)...), p.View(lower.Preactivation, results(p)...)}, []*tensor.View{sums, bias})
 }
 
-// ofZeros is a product without a depth as one of a zero and a zero: only a kernel of groups can
-// tell which bias is a row's.
+// ofZeros turns a product over no terms into one of zeros with a single term: only a kernel of
+// groups can tell which bias is a row's.
 func (b *builder) ofZeros(p *lower.Product) *lower.Product {
 	q := *p
 	zero := b.region(dtype.Float32, 1)

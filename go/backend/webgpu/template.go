@@ -15,7 +15,8 @@ import (
 // formula is a kernel's function of each element (kernels/webgpu/formulas.wgsl).
 type formula struct {
 	name, kind string
-	// hasLast tells that the last input is a tensor. A number may stand for lerp's, the weight.
+	// hasLast reports whether the last input is a tensor. A number may stand for lerp's, the
+	// weight.
 	hasLast bool
 	// accumulates: results are added to the output's values, if the run says so.
 	accumulates bool

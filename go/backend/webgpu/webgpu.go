@@ -83,8 +83,8 @@ func (b *Backend) Select(p backend.Problem) (backend.Kernel, error) {
 	return builder.kernel(p), nil
 }
 
-// ClampsOffsets says that groups' offsets which fall, or are no rows, are taken for what is next to
-// them.
+// ClampsOffsets reports whether offsets of groups that decrease or exceed the rows are clamped to
+// the nearest valid ones.
 func (*Backend) ClampsOffsets() bool { return true }
 
 // Computes reports whether there are kernels for a dtype.
@@ -134,6 +134,6 @@ func (b *builder) plan(p backend.Problem) {
 	}
 }
 
-// ComputesInAccumulator says that formulas are computed in the accumulator's dtype, and not in
-// float64.
+// ComputesInAccumulator reports whether formulas are computed in the accumulator's dtype, and not
+// in float64.
 func (*Backend) ComputesInAccumulator() bool { return true }

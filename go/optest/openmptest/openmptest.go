@@ -20,7 +20,7 @@ const onATeam = "EPIGRAD_TEST_TEAM"
 //go:embed testdata/team.c
 var source []byte
 
-// OnATeam tells that this process has the stand-in.
+// OnATeam reports whether this process has the stand-in.
 func OnATeam() bool { return os.Getenv(onATeam) != "" }
 
 // Process runs tests of this package's binary in processes with the stand-in; it skips the test

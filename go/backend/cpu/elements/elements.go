@@ -1,5 +1,5 @@
-// Package elements moves elements between memory, in any dtype and with any stride, and slices of
-// numbers, and adds those up. It is no part of epigrad's API and may change in any release.
+// Package elements loads elements of any dtype and stride into slices of numbers, stores them, and
+// adds numbers up. It is no part of epigrad's API and may change in any release.
 package elements
 
 import (

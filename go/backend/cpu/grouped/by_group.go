@@ -66,7 +66,7 @@ type operand struct {
 type division struct {
 	rows     int64
 	operands []operand
-	// sums tells that something is summed over the rows of a group, which may have none.
+	// sums reports whether something is summed over the rows of a group, which may have none.
 	sums bool
 }
 

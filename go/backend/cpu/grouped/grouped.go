@@ -85,7 +85,7 @@ func integer(v *tensor.View, r *backend.Run, index ...int64) int64 {
 	return *(*int64)(at)
 }
 
-// address is where an element lies; the indices behind those that are given are 0.
+// address returns where an element lies. Indices that are left out at the end are 0.
 func address(v *tensor.View, r *backend.Run, index ...int64) unsafe.Pointer {
 	offset := int64(0)
 	for d, i := range index {

@@ -15,8 +15,7 @@ import (
 // elementWork is the cost of copying or adding an element of a row, in multiply-adds.
 const elementWork = 16
 
-// eachRow calls a function for stretches of rows, on several threads where the rows have elements
-// enough.
+// eachRow calls a function for stretches of rows: on several threads if there is enough to do.
 func eachRow(r *backend.Run, rows, columns int64, stretch func(first, end int64)) error {
 	const together = 8
 	return threads.Parallel(int((rows+together-1)/together), r.Threads, rows*max(columns, 1)*elementWork, func(task int) {

@@ -98,8 +98,8 @@ func (m *Matrix) At(r *backend.Run, index []int64) unsafe.Pointer {
 	return p
 }
 
-// LiesInColumns tells that a column's elements are neighbours, as those of a layer's [N, K] weight
-// are that is seen as [K, N], and a row's are not.
+// LiesInColumns reports whether a column's elements are neighbours, as those of a layer's [N, K]
+// weight are that is seen as [K, N], and a row's are not.
 func (m *Matrix) LiesInColumns() bool {
 	along, even := m.Rows.Uniform()
 	across, _ := m.Columns.Uniform()

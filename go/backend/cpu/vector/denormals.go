@@ -64,8 +64,8 @@ func (v *product) lift(p *packed, units int64, limit int, first bool) (int64, er
 	return left + right, v.liftOperand(&p.right, right, units, limit)
 }
 
-// watches tells that denormal numbers are looked for: where they are slow, or lost. float32 has
-// room for all of float16.
+// watches reports whether denormal numbers are looked for: where they are slow, or lost. float32
+// has room for all of float16.
 func (v *product) watches() bool {
 	return v.DType != dtype.Float16 && (v.form.Pairs() || v.slowWithDenormals)
 }
@@ -111,7 +111,7 @@ func (v *product) liftOperand(o *packedOperand, powers, units int64, limit int) 
 	})
 }
 
-// fits tells that neither numbers nor products nor sums would become too large.
+// fits reports whether neither numbers nor products nor sums would become too large.
 func (v *product) fits(p *packed, left, right, units int64, limit int, first bool) (bool, error) {
 	bias := v.floats().bias
 	room := bias - left - right - depthBits

@@ -16,8 +16,8 @@ import (
 const (
 	// What an activation needs for an element, in multiply-adds of a product.
 	formulaWork = 16
-	// A task's elements: as many as leave each thread turns tasks, within bounds. Long pieces are
-	// read faster.
+	// A task has as many elements as leave turns tasks for each thread, within bounds: long pieces
+	// are read faster.
 	turns                   = 8
 	leastOfTask, mostOfTask = 1 << 12, 1 << 18
 )
@@ -54,7 +54,7 @@ func (e *Engine) pass(name string, dt dtype.DType, operands views) *pass {
 	return &pass{e.Engine, function, dt, operands, formulaWork}
 }
 
-// costing says what an element takes, where that is no formula of an activation.
+// costing sets the work of an element, for a function that is no activation's formula.
 func (s *pass) costing(work int64) *pass {
 	if s != nil {
 		s.work = work
@@ -114,7 +114,7 @@ func (s *pass) program() unsafe.Pointer {
 	return s.engine.NewPass(s.function, s.loops(w), w.Count, &operand, &offset)
 }
 
-// loops says a walk over the operands as the engine wants it.
+// loops describes a walk over the operands to the engine.
 func (s *pass) loops(w *layout.Walk) *kernels.Loops {
 	l := &kernels.Loops{ElementSize: s.dt.Size(), Rank: int64(len(w.Shape))}
 	copy(l.Shape[:], w.Shape)
@@ -140,7 +140,7 @@ func (j *walking) Call(crew *kernels.Crew) {
 
 var freeWalking = sync.Pool{New: func() any { return new(walking) }}
 
-// free puts a job back, without the addresses: their memory may be given back, and become Go's.
+// free puts a job back without addresses of operands, whose memory may become Go's.
 func (j *walking) free() {
 	*j = walking{}
 	freeWalking.Put(j)

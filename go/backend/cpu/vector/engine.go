@@ -21,7 +21,7 @@ import (
 // Engine makes the kernels of one instruction set.
 type Engine struct {
 	*kernels.Engine
-	// SlowWithDenormals tells that the processor is: operands of products are lifted then
+	// SlowWithDenormals reports whether denormal numbers slow the processor down: operands are lifted
 	// (denormals.go).
 	SlowWithDenormals bool
 }

@@ -10,7 +10,7 @@ import (
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
 
-// fits tells that the engine can walk the results' rows.
+// fits reports whether the engine can walk the results' rows.
 func fits(results ...*layout.Matrix) bool {
 	for _, m := range results {
 		if m != nil && len(m.Rows.Sizes) > kernels.MostRank {

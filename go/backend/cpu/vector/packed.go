@@ -14,8 +14,8 @@ import (
 	kernels "github.com/epigrad/epigrad/kernels/cpu"
 )
 
-// packed is the memory that a block needs: its operands, and its sums. What the engine is told lies
-// here too, so that small products leave no garbage.
+// packed is the memory that a block needs: its operands, its sums, and the engine's parameters.
+// It is used again, so that small products leave no garbage.
 type packed struct {
 	block       block
 	index       []int64 // of the item whose operands are packed
@@ -50,7 +50,7 @@ func (o *packedOperand) room(panels, bytes int64) (err error) {
 	return err
 }
 
-// forget packs nothing.
+// forget takes the operand for not packed.
 func (o *packedOperand) forget() {
 	o.lifted = 0
 	clear(o.parts[:])
@@ -144,7 +144,7 @@ func getPacked() *packed {
 	return p
 }
 
-// free puts it back, without the addresses: their memory may be given back, and become Go's.
+// free puts it back without addresses of operands, whose memory may become Go's.
 func (p *packed) free() {
 	clear(p.left.packing.From[:])
 	clear(p.right.packing.From[:])

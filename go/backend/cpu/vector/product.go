@@ -59,7 +59,7 @@ type sink struct {
 	accumulate     bool
 }
 
-// plain tells that the product's sums are the result as they are.
+// plain reports whether the product's sums are the result as they are.
 func (s *sink) plain(v *product) bool {
 	return s.pre == nil && s.bias == nil && !s.accumulate && s.value == v.store && v.result.Size() == v.sumSize
 }
@@ -103,7 +103,7 @@ func (e *Engine) product(p *layout.Product) *product {
 	return v
 }
 
-// takes tells that a pair, with those behind it, is packed behind the last part of this pair's
+// takes reports whether a pair, with those behind it, is packed behind the last part of this pair's
 // depth, and is one sum with it: where both are little deeper than a part may be.
 func (v *product) takes(next *product) bool {
 	most, parts := v.mostDepth(), v.rounds() > 0 && tensor.Elements(v.Summed) == 1 && next.rounds() == 1
@@ -316,8 +316,8 @@ type span struct {
 	begins, ends        bool
 }
 
-// packed says what is to be packed of a block's operands, and makes room for those that are packed
-// whole.
+// packed decides which operands of a block are to be packed, and makes room for those that are
+// packed whole.
 func (v *product) packed(r *backend.Run, p *packed, s span, wholeLeft, wholeRight bool) error {
 	b := &p.block
 	if wholeLeft {
@@ -402,7 +402,7 @@ func (v *product) work(b *block, s span) (packing, multiplying int64) {
 	return (b.rows + b.columns) * s.depth * packingWork, b.rows * b.columns * max(1, v.form.Depth(s.units)/speedup)
 }
 
-// prepare says what a block's tiles have in common.
+// prepare sets the parameters that all tiles of a block share.
 func (v *product) prepare(r *backend.Run, to *sink, p *packed, s span) {
 	b, j := &p.block, &p.tiles
 	j.engine, j.left, j.right = v.engine, &p.left.packing, &p.right.packing
@@ -452,7 +452,7 @@ func (v *product) cut(p *packed, limit int64) {
 			c.Across = min(2*c.Across, across)
 		}
 	}
-	// what the longest stretch has too much
+	// the longest stretch, relative to an even share
 	uneven := func(n, unit int64) float64 {
 		return float64(divideUp(divideUp(n, unit), limit)*unit*limit) / float64(n)
 	}
@@ -471,7 +471,7 @@ func (v *product) cut(p *packed, limit int64) {
 	}
 }
 
-// resultOf says how the engine writes a matrix, and returns where the block's batch item starts.
+// resultOf describes a matrix to the engine, and returns where the block's batch item starts.
 func resultOf(m *layout.Matrix, to *kernels.Result, r *backend.Run, b *block) unsafe.Pointer {
 	if m == nil {
 		return nil

@@ -24,7 +24,7 @@ const (
 	fewBytes = 16 << 10
 )
 
-// inStrips tells that a product is computed in strips: where one operand has few rows, and is
+// inStrips reports whether a product is computed in strips: where one operand has few rows, and is
 // packed once for all of them.
 func (v *product) inStrips(to *sink, items int64) bool {
 	if items != 1 || v.next != nil || tensor.Elements(v.Summed) != 1 || v.Depth() == 0 || to.accumulate {
@@ -33,8 +33,8 @@ func (v *product) inStrips(to *sink, items int64) bool {
 	return v.inPlace() || v.Depth() <= v.mostDepth() && min(v.Left.Rows.Length, v.Right.Rows.Length) <= stripRows
 }
 
-// inPlace tells that strips read the right operand where it lies: where its rows or its depth are
-// contiguous.
+// inPlace reports whether strips read the right operand where it lies: where its rows or its depth
+// are contiguous.
 func (v *product) inPlace() bool {
 	contiguous := isContiguous(&v.Right.Rows, v.DType) || isContiguous(&v.Right.Columns, v.DType)
 	return contiguous && v.Left.Rows.Length <= v.mostFew() && v.behind == nil && !v.exchanged
@@ -114,12 +114,12 @@ func (v *product) cutStrips(p *packed, s span, limit int64) {
 	c.Scratch = c.Panels + divideUp(*length, panel)*panel*s.units*v.sumSize
 }
 
-// turned tells that tiles multiply the operands the other way round: the left one is packed as if
-// it were the right one (few_tiles.h).
+// turned reports whether tiles multiply the operands the other way round: the left one is packed as
+// if it were the right one (few_tiles.h).
 func (v *product) turned() bool { return v.form.Tiles() && isContiguous(&v.Right.Columns, v.DType) }
 
-// mayRefuse tells that a product may have to be computed another way, by its operands' numbers:
-// where they had better be lifted, and where the tiles of float16 have infinities.
+// mayRefuse reports whether a product may have to be computed another way, by its operands'
+// numbers: where they had better be lifted, and where the tiles of float16 have infinities.
 func (v *product) mayRefuse() bool { return v.watches() || v.form == kernels.Float16Tiles }
 
 // cutFew cuts a block of few rows into strips of columns.

@@ -15,19 +15,20 @@ import (
 )
 
 const (
-	// longPiece is the sums of a row that a task forms at most: memory is read in long pieces then,
-	// and totals, 16 or 32 KiB of each output, stay in a near cache.
+	// longPiece is the most sums of a row in a task: memory is read in long pieces, and totals, 16
+	// or 32 KiB of each output, stay in a near cache.
 	longPiece = 4 * kernels.Block
-	// longRow is the elements of a row of shorter runs that are worth a row's start.
+	// longRow is the fewest elements of a row that several short runs make up: with fewer it is not
+	// worth starting a row.
 	longRow = 4 * kernels.Group
-	// chains is the groups of lanes that are added to in turn at least, so that one addition need
-	// not wait for the last.
+	// chains is the fewest groups of lanes that take turns, so that an addition need not wait for
+	// the one before it.
 	chains = 4
-	// mostChunks is the chunks at most that a sum's rows are cut into where there are few columns.
+	// mostChunks is the most chunks that a sum's rows are cut into if there are few columns.
 	mostChunks = 16
-	// fewColumns is the columns from which on there are tasks enough for many threads.
+	// fewColumns is the number of columns from which on there are enough tasks for many threads.
 	fewColumns = 4 * mostChunks
-	// leastOfChunk is the elements that are worth a chunk.
+	// leastOfChunk is the fewest elements of a chunk.
 	leastOfChunk = 32 * 256
 )
 
@@ -310,8 +311,7 @@ func (q *reduction) run(r *backend.Run) error {
 	return threads.Share(tasks, r.Threads, work, s)
 }
 
-// partial is the job of a reduction: what a run's tasks add up, and what the engine is told of
-// them.
+// partial is the job of a reduction: the sums of a run's tasks, and the engine's parameters.
 type partial struct {
 	pass       *reduction
 	sums       kernels.Sums
@@ -329,7 +329,7 @@ func (s *partial) Call(crew *kernels.Crew) {
 
 var freePartial = sync.Pool{New: func() any { return new(partial) }}
 
-// free puts a job back, without the addresses: their memory may be given back, and become Go's.
+// free puts a job back without addresses of operands, whose memory may become Go's.
 func (s *partial) free() {
 	s.pass, s.at, s.to = nil, kernels.Addresses{}, [kernels.Outputs]unsafe.Pointer{}
 	freePartial.Put(s)

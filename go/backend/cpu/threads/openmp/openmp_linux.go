@@ -15,7 +15,7 @@ import (
 	"unsafe"
 )
 
-// Built tells that there can be a team.
+// Built reports whether there can be a team.
 const Built = true
 
 func find() unsafe.Pointer {

@@ -4,7 +4,7 @@ package openmp
 
 import "unsafe"
 
-// Built tells that there can be a team.
+// Built reports whether there can be a team.
 const Built = false
 
 func find() unsafe.Pointer { return nil }

@@ -20,6 +20,7 @@ from epigrad._check.bounds import Bounded, chosen, product
 from epigrad._check.operations import NUMBER
 from epigrad._check.problem import Problem
 from epigrad._core import tables
+from epigrad.kinds import Activation
 
 Expected = tuple[Bounded | None, ...]
 
@@ -326,21 +327,20 @@ def _bent(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 0.5, near * near / 2 * series, x.expm1() - x)
 
 
+_SOFTPLUS = formulas.activation(Activation("softplus"))
+
+
 def _xielu(problem: Problem, grad: Bounded, x: Bounded, alpha_p: Bounded, alpha_n: Bounded) -> Expected:
     above = x.value > 0
     below = chosen(above, zeros(x), x)
     beta = _number(0.5, x)
-
-    def plus(t: Tensor) -> Tensor:
-        return formulas.softplus(t, 1.0, 20.0)
-
-    a_p, a_n = alpha_p.through(plus), beta + alpha_n.through(plus)
+    a_p, a_n = alpha_p.through(_SOFTPLUS), beta + alpha_n.through(_SOFTPLUS)
     bend = below.through(_bent)
     return (
         chosen(above, product(a_p, x, x), a_n * bend) + beta * x,
         grad * (chosen(above, a_p * x + a_p * x, a_n * below.slope(_bent)) + beta),
-        chosen(above, product(grad, x, x), zeros(x)).sum_to((1,)) * alpha_p.slope(plus),
-        chosen(above, zeros(x), grad * bend).sum_to((1,)) * alpha_n.slope(plus),
+        chosen(above, product(grad, x, x), zeros(x)).sum_to((1,)) * alpha_p.slope(_SOFTPLUS),
+        chosen(above, zeros(x), grad * bend).sum_to((1,)) * alpha_n.slope(_SOFTPLUS),
     )
 
 

@@ -2,10 +2,12 @@
 
 Nothing here is shared with the kernels. The forms are not always PyTorch's own operators: in the
 tails of float64 those cancel in 1 + erf, in 1 + tanh, and in the derivatives s (1 - s) and 1 - t^2.
+A kind's formula is the same object each time, so that what is known of it can be kept.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,9 +143,13 @@ _FORMULAS: dict[str, Callable[..., Tensor]] = {
 """By name; the parameters by keyword."""
 
 
+@functools.cache
+def _with(name: str, **parameters: float) -> Pointwise:
+    return functools.partial(_FORMULAS[name], **parameters)
+
+
 def activation(kind: Activation) -> Pointwise:
-    formula = _FORMULAS[kind.name]
-    return lambda x: formula(x, **kind.parameters)
+    return _with(kind.name, **kind.parameters)
 
 
 def from_above(x: Tensor, bound: float) -> Tensor:
@@ -156,6 +162,7 @@ def between(x: Tensor, bound: float) -> Tensor:
     return x if bound == math.inf else torch.where(x >= bound, bound, torch.where(x <= -bound, -bound, x))
 
 
+@functools.cache
 def limited(phi: Pointwise, limit: float, after: float) -> Pointwise:
     """An activation of a gate that is at most `limit`, itself at most `after`."""
 
@@ -181,14 +188,17 @@ _PHI = {
 }
 
 
+@functools.cache
+def _with_offset(bound: float, offset: float) -> Pointwise:
+    return lambda x: between(x, bound) + offset
+
+
 def gated(kind: Gated) -> tuple[Pointwise, Pointwise]:
     """psi and phi of ``psi(value) * phi(gate)``."""
     given: dict[str, Any] = dict(kind.parameters)
     if kind.name == "situ_glu":
         gate_cap, value_cap = given["gate_cap"], given["value_cap"]
-        return lambda x: softcap(x, value_cap), Product(lambda x: softcap(x, gate_cap), sigmoid)
+        return _with("softcap", cap=value_cap), Product(_with("softcap", cap=gate_cap), sigmoid)
     limit, after = (math.inf if given[name] is None else given[name] for name in ("limit", "limit_after"))
-    offset = given["offset"]
-    formula = _FORMULAS[_PHI[kind.name]]
-    act: Pointwise = (lambda x: formula(x, beta=given["alpha"])) if kind.name == "swiglu" else formula
-    return lambda x: between(x, min(limit, after)) + offset, limited(act, limit, after)
+    phi = _with(_PHI[kind.name], **({"beta": given["alpha"]} if kind.name == "swiglu" else {}))
+    return _with_offset(min(limit, after), given["offset"]), limited(phi, limit, after)

@@ -21,8 +21,8 @@ import (
 // Engine makes the kernels of one instruction set.
 type Engine struct {
 	*kernels.Engine
-	// SlowWithDenormals reports whether denormal numbers slow the processor down: operands are lifted
-	// (denormals.go).
+	// SlowWithDenormals reports whether denormal numbers slow the processor down, so that operands
+	// are lifted (denormals.go).
 	SlowWithDenormals bool
 }
 

@@ -180,6 +180,8 @@ def _of_class(cls: type[EpigradError], message: str, needed: int = 0, got: int =
         failure = re.search(r"(\w+) \((\d+)\)", message)  # NAME (code), as the backends write it
         name, code = (failure[1], int(failure[2])) if failure else ("", 0)
         return cls(message, got or code, name)
+    if cls is MisalignedOperandError:
+        message += ", as tensor.clone() does"
     return cls(message)
 
 

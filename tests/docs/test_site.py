@@ -52,13 +52,13 @@ def test_every_page_is_in_one_list() -> None:
 
 
 def test_the_repositorys_list_has_every_page_too() -> None:
-    """docs/README.md, by itself or by its folder."""
+    """docs/README.md, by itself; those of the reference by the first of them."""
     links = re.findall(r"\]\(([^)#]+)\)", (DOCS / "README.md").read_text())
     named = {(DOCS / link).resolve().relative_to(ROOT).as_posix() for link in links}
     named |= {f"docs/{repository_links.PAGES[name]}" for name in named & repository_links.PAGES.keys()}
     for page in pages() - {"index"}:
-        inside = Path("docs", page)
-        assert {f"{inside}.md", inside.parent.as_posix()} & named, page
+        first = "reference/index" if page.startswith("reference/") else page
+        assert {f"docs/{first}.md", f"docs/{first}.ipynb"} & named, page
 
 
 # --- environment variables ------------------------------------------------------------------------

@@ -128,8 +128,7 @@ enum {
   /* *_backward of matmul, linear, gated_linear, mlp, gated_mlp, grouped_linear and experts: add
    * into the gradients of weights, biases and adapters */
   EPG_ACCUMULATE = 1,
-  /* the same operations, and forward: CUDA may compute float32 products in TF32. It does so in all
-   * but grouped_linear and experts */
+  /* the same operations, and forward: CUDA may compute float32 products in TF32 */
   EPG_ALLOW_TF32 = 2,
   /* epg_validate, epg_plan_validate: take a sufficient workspace for granted; running ignores it */
   EPG_ASSUME_WORKSPACE = 4,

@@ -82,8 +82,6 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] =
     ),
 }
 """Every operation with a product, of operands of these shapes, with nothing that rounds besides."""
-WITHOUT_TF32 = ("grouped_linear", "experts")
-"""Products of groups are epigrad's own kernels, which have float32 alone."""
 
 
 def distances(run: Callable[..., Tensor], operands: Sequence[Tensor]) -> list[float]:
@@ -101,7 +99,7 @@ def distances(run: Callable[..., Tensor], operands: Sequence[Tensor]) -> list[fl
 
 def precision_follows(run: Callable[..., Tensor], name: str) -> None:
     """Asserts that every product of an operation, forward and backward, is in TF32 if PyTorch
-    allows it and a kernel has it, and else in float32.
+    allows it, and else in float32.
 
     Errors are relative to norms here. TF32's are over 1e-4, float32's under 1e-5.
     """
@@ -110,8 +108,7 @@ def precision_follows(run: Callable[..., Tensor], name: str) -> None:
     for allowed in (False, True, False):
         torch.backends.cuda.matmul.allow_tf32 = allowed
         for place, error in enumerate(distances(run, operands)):
-            expected = allowed and name not in WITHOUT_TF32
-            assert (error > 5e-5) == expected, f"{name}: result {place}: {error:.1e}, TF32 is {allowed}"
+            assert (error > 5e-5) == allowed, f"{name}: result {place}: {error:.1e}, TF32 is {allowed}"
 
 
 @pytest.mark.usefixtures("_matmul_settings")

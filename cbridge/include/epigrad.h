@@ -201,7 +201,7 @@ int32_t epg_validate(const epg_call *call);
  *   ranks[EPG_MAX_OUTPUTS]
  *   shapes[EPG_MAX_OUTPUTS * EPG_MAX_RANK]
  *
- * The room is not checked. Libraries with this header's EPG_ABI_VERSION have its EPG_MAX_*.
+ * The room is not checked. Libraries with this header's EPG_ABI_VERSION have the same numbers.
  *
  * ranks[i] is output i's number of dimensions, or -1 where it is not wanted or cannot exist. Its
  * sizes start at shapes[i * EPG_MAX_RANK]. All EPG_MAX_OUTPUTS ranks are written. */

@@ -15,7 +15,7 @@ from typing import Any
 import epigrad
 import pytest
 import torch
-from epigrad import Activation, backward, cli, forward, plan
+from epigrad import Activation, Gated, backward, cli, forward, plan
 from epigrad._autograd import functions
 from epigrad._check import bounds, calls, expected, formulas, modes, search
 from epigrad._check.drawing import drawn
@@ -264,13 +264,50 @@ def test_a_branch_that_was_not_chosen_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert any(search.verdict("correct", each, "cpu").startswith("grad_input: ") for each in some)
 
 
-def test_a_value_beyond_a_jump_lies_within_the_bound() -> None:
-    """softplus is lower right behind its threshold than further on."""
-    step = formulas.activation(Activation("softplus", beta=0.25, threshold=1.702))
-    threshold = torch.tensor([1.702 / 0.25], dtype=torch.float64)
-    before = bounds.Bounded(threshold - 1e-3, torch.tensor([1e-2], dtype=torch.float64), torch.float32)
-    assert bounds.breach(step(threshold * (1 + 1e-9)).float(), before.through(step)) == ""
-    assert bounds.breach(step(threshold).float() - 0.7, before.through(step)) != ""
+@pytest.mark.parametrize(("beta", "threshold"), [(0.25, 1.702), (1.0, -1.3)])
+def test_a_value_beyond_a_jump_lies_within_the_bound(beta: float, threshold: float) -> None:
+    """softplus is lower right behind its threshold than further on, where it may rise faster than
+    before."""
+    step = formulas.activation(Activation("softplus", beta=beta, threshold=threshold))
+    place = torch.tensor([threshold / beta], dtype=torch.float64)
+    before = bounds.Bounded(place - 1e-3, torch.tensor([1e-2], dtype=torch.float64), torch.float32)
+    behind = step(place + 1e-9)
+    assert bounds.breach(behind.float(), before.through(step)) == ""
+    assert bounds.breach(behind.float() - 1e-3, before.through(step)) != ""
+
+
+@pytest.mark.parametrize(("near", "error", "may_be_more"), [(-2.0, 1.0, False), (-2.0, 9.0, True), (9.0, 8.7, True)])
+@pytest.mark.parametrize(("kind", "most"), [({"limit": 0.4}, 0.8), ({"limit_after": 2.25}, 3.0)])
+def test_a_slope_may_be_one_that_is_at_neither_end(
+    kind: dict[str, float], most: float, near: float, error: float, may_be_more: bool
+) -> None:
+    """That of a limited square is 0 before and behind, where an infinite gradient stops."""
+    _, square = formulas.gated(Gated("sreglu", **kind))
+    place, off = (torch.tensor([number], dtype=torch.float64) for number in (near, error))
+    slope = bounds.Bounded(place, off, torch.bfloat16).slope(square)
+    gradient = bounds.Bounded.exact(torch.tensor([torch.inf]), torch.bfloat16)
+    assert bounds.breach(torch.tensor([0.0]), slope) == ""
+    assert bounds.breach(torch.tensor([0.0]), gradient * slope) == ""
+    assert (bounds.breach(torch.tensor([most * (1 - 1e-6)]), slope) == "") == may_be_more
+    assert (bounds.breach(torch.tensor([torch.inf]), gradient * slope) == "") == may_be_more
+    assert bounds.breach(torch.tensor([most * (1 + 1e-2)]), slope) != ""
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1500, marks=thorough)])
+def test_a_bound_is_that_of_many_arguments(count: int) -> None:
+    """Of every kind that is drawn: its value, its slope and its second derivative."""
+    place = torch.tensor([-6.0, -1.4, -0.2, 0.0, 0.1, 0.7, 3.0, 9.0], dtype=torch.float64).repeat(3)
+    off = torch.tensor([0.05, 1.0, 12.0], dtype=torch.float64).repeat_interleave(8)
+    arguments = place + off * torch.linspace(-1, 1, 1001, dtype=torch.float64).unsqueeze(1)
+    given, many = bounds.Bounded(place, off, torch.float64), bounds.Bounded.exact(arguments, torch.float64)
+    kinds = {each.kind_object for each in itertools.islice(search.problems("correct", "cpu", 0), count)}
+    for kind in sorted(kinds - {None}, key=str):
+        for formula in [formulas.activation(kind)] if isinstance(kind, Activation) else formulas.gated(kind):
+            for of in ("through", "slope", "curvature"):
+                bounded, values = getattr(given, of)(formula), getattr(many, of)(formula).value
+                farthest, step = (values - bounded.value).abs().amax(0), values.diff(dim=0).abs().amax(0)
+                assert bool((farthest <= bounded.error).all()), f"{kind}, {of}: too small"
+                assert bool((bounded.error <= farthest + step + 1e-9).all()), f"{kind}, {of}: too large"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ In reading order; a module imports those before it:
     problem      a problem: written as text, read again
     drawing      random problems
     formulas     every kind's value in float64
+    turns        where a formula turns
     bounds       values with bounds of their errors
     expected     what output and gradients should be
     c_structs    the structs of the C interface

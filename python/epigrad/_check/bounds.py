@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from epigrad._check.formulas import Pointwise, Product
+from epigrad._check.turns import extremes
 from epigrad._core.tables import is_half
 
 FUNCTION, FUNCTION_IN_HALF, ARGUMENT, ARGUMENT_IN_HALF_ON_A_GPU = 16, 64, 4, 64
@@ -175,27 +176,20 @@ class Bounded:
         return replace(self, error=torch.where(self.terms >= self._largest, torch.inf, self.error), terms=None)
 
     def through(self, formula: Pointwise) -> Bounded:
-        """A function of one variable. What an error makes of it is asked at both of its ends, so
-        kinks need no care. Where terms of a function cancel, its roundings count as of its
-        argument."""
-        value = formula(self.value)
+        """A function of one variable, which is anywhere between its extremes over what the argument
+        may be. Where terms of a function cancel, its roundings count as of its argument."""
         half = is_half(self.dtype)
         of_argument = ARGUMENT_IN_HALF_ON_A_GPU if half and self.backend != "cpu" else ARGUMENT
-        far = self.error + of_argument * self.unit * self.size
-        ends = [(formula(self.value + step) - value).abs() for step in (far, -far)]
-        most, least = torch.maximum(*ends), torch.minimum(*ends)
-        # A jump, as softplus has at its threshold, is higher where it is than at the end behind it,
-        # by what the function changes on the way. That is as much as on the other side, nearly.
-        error = torch.where(most > 4 * least, most + 2 * least, most)
-        if bool((between := self.finite & (self.size <= far)).any()):
-            at_zero = (formula(torch.zeros_like(value)) - value).abs()
-            error = torch.where(between, torch.maximum(error, at_zero), error)
+        value, least, most = extremes(formula, self.value, self.error + of_argument * self.unit * self.size)
+        roundings = FUNCTION_IN_HALF if half else FUNCTION
+        # where it may be larger than here, so are its roundings
+        error = torch.maximum(most - value, value - least) * (1 + roundings * self.unit)
         error = torch.where(self.finite, error, 0.0)
         error = torch.where(self.error.isinf() | self._overflows(formula, value), torch.inf, error)
         if half and self.backend != "cpu":  # a factor may be denormal, and the other as large as this
             error = error + FUNCTION_IN_HALF * self.unit * self._smallest * self.size
         known = None if self.is_finite else ~self.finite
-        return self._with(value, error, known, FUNCTION_IN_HALF if half else FUNCTION)
+        return self._with(value, error, known, roundings)
 
     def _overflows(self, formula: Pointwise, value: Tensor) -> Tensor:
         """Where the formula goes beyond the accumulator's range on the way to a large value, as
@@ -208,14 +202,14 @@ class Bounded:
     def slope(self, formula: Pointwise) -> Bounded:
         """The derivative of a function of one variable. Where it is 0 because a branch was chosen,
         a factor that is not finite stops."""
-        slope = self._derived(functools.partial(_derivative, formula))
+        slope = self._derived(_of(_derivative, formula))
         if isinstance(formula, Product):
             slope = slope._rounded_in(_slope_terms(formula, self.value))
         return slope
 
     def curvature(self, formula: Pointwise) -> Bounded:
         """The second derivative, likewise."""
-        curvature = self._derived(functools.partial(_second_derivative, formula))
+        curvature = self._derived(_of(_second_derivative, formula))
         if isinstance(formula, Product):
             curvature = curvature._rounded_in(_curvature_terms(formula, self.value))
         return curvature
@@ -233,9 +227,8 @@ class Bounded:
             known = self.error.isfinite()
             # a branch that is chosen by the function's value, as limit_after's, is by a rounded one
             far = torch.where(known, self.error + ARGUMENT * self.unit * self.size, 0.0)
-            points = (self.value, self.value + far, self.value - far)
-            here, above, below = (derivative(x, torch.inf) == 0 for x in points)
-            return here & above & below & known, here | above | below | ~known
+            _, least, most = extremes(_of(_stopped, derivative), self.value, far)
+            return (least > 0) & known, (most > 0) | ~known
 
         return replace(self.through(derivative), stops=stops)
 
@@ -313,6 +306,15 @@ def _second_derivative(formula: Pointwise, x: Tensor, upstream: float = 1.0) -> 
             return torch.zeros_like(x)
         (curvature,) = torch.autograd.grad(slope, x, torch.full_like(x, upstream), materialize_grads=True)
     return curvature
+
+
+def _stopped(derivative: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """1 where a branch stops what the derivative is multiplied with, else 0."""
+    return (derivative(x, torch.inf) == 0).double()
+
+
+_of = functools.cache(functools.partial)
+"""A function of a formula: the same object each time, as `extremes` wants it."""
 
 
 def _slope_terms(product: Product, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -152,6 +152,13 @@ def activation(kind: Activation) -> Pointwise:
     return _with(kind.name, **kind.parameters)
 
 
+def jumps(formula: Pointwise) -> tuple[float, ...]:
+    """The places where a value jumps: softplus does at its threshold, and no other."""
+    if isinstance(formula, functools.partial) and formula.func is softplus:
+        return (formula.keywords["threshold"] / formula.keywords["beta"],)
+    return ()
+
+
 def from_above(x: Tensor, bound: float) -> Tensor:
     """At most `bound`, where the slope is 0."""
     return x if bound == math.inf else torch.where(x >= bound, bound, x)

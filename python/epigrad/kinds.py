@@ -50,7 +50,7 @@ class _Kind:
 
     _table: ClassVar[Mapping[str, ActivationRow | GatedRow]]
 
-    def __init__(self, name: Any, /, **parameters: float | None) -> None:
+    def __init__(self, name: Any, **parameters: float | None) -> None:
         self._fill(type(self).__name__, name, parameters)
 
     def _fill(self, what: str, name: Any, parameters: _Values) -> None:
@@ -192,7 +192,7 @@ class Activation(_Kind):
 
     _table = ACTIVATIONS
 
-    def __init__(self, name: str | Callable[..., Any] | None, /, **parameters: float | None) -> None:
+    def __init__(self, name: str | Callable[..., Any] | None, **parameters: float | None) -> None:
         super().__init__("none" if name is None else name, **parameters)
 
     @classmethod

@@ -68,6 +68,11 @@ def test_swish_with_beta_one_is_silu() -> None:
     assert Activation("quick_gelu") != Activation("swish", beta=1.702)
 
 
+def test_the_name_may_be_given_by_keyword() -> None:
+    assert Activation(name="gelu") == Activation("gelu")
+    assert Gated(limit=7, name="swiglu") == Gated("swiglu", limit=7)
+
+
 def test_presets_are_kinds_with_parameters() -> None:
     assert (
         Gated("swiglu_oai") == OAI and hash(Gated("swiglu_oai")) == hash(OAI) and Gated("swiglu_oai").name == "swiglu"

@@ -1,8 +1,8 @@
 // Package epigrad computes fused epilogues and their gradients for Go programs: linear layers and
-// products with an activation, feed-forward blocks, mixtures of experts, gated activations, PReLU,
-// xIELU and linear interpolation, forward and backward. A weight may have an adapter (LowRank).
-// There is no graph, no context and no Python: tensors go in, results are written where the caller
-// asks.
+// products with an activation, feed-forward blocks, mixtures of experts, activations, gated
+// activations, PReLU, xIELU and linear interpolation, forward and backward. A weight may have an
+// adapter (LowRank). There is no graph, no context and no Python: tensors go in, results are
+// written where the caller asks.
 //
 // A problem is a struct with the inputs, and has the methods Forward and Backward:
 //

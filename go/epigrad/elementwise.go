@@ -2,6 +2,27 @@ package epigrad
 
 import "github.com/epigrad/epigrad/go/op"
 
+// Activation is act(input), elementwise.
+type Activation[T Element] struct {
+	Input *Tensor[T]
+	// Activation is one of Activations; "" is "none".
+	Activation string
+	// Parameters are the activation's; nil is their defaults.
+	Parameters []float64
+	Options    Options
+}
+
+// Forward writes the output, of the input's shape.
+func (p Activation[T]) Forward(out *Tensor[T]) error {
+	return run(op.Call{Op: "activation", Kind: p.Activation, Parameters: p.Parameters}, p.Options, []Operand{p.Input}, []Operand{out})
+}
+
+// Backward writes gradOutput act'(input). gradInput may be gradOutput.
+func (p Activation[T]) Backward(gradOutput, gradInput *Tensor[T]) error {
+	return run(op.Call{Op: "activation_backward", Kind: p.Activation, Parameters: p.Parameters}, p.Options,
+		[]Operand{gradOutput, p.Input}, []Operand{gradInput})
+}
+
 // GatedActivation is value act(gate), where value and gate are the halves of the input along a
 // dimension, or take turns along it. Its size is even.
 type GatedActivation[T Element] struct {

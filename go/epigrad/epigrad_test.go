@@ -214,6 +214,16 @@ func TestLerpGradients(t *testing.T) {
 		map[epigrad.Operand]epigrad.Operand{start: gradStart, end: gradEnd, weight: gradWeight})
 }
 
+func TestActivationGradients(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	x, g, out, gradX := random(r, 4, 3, 3), random(r, 4, 3, 3), epigrad.New[float64](4, 3), epigrad.New[float64](4, 3)
+	problem := epigrad.Activation[float64]{Input: x, Activation: "softplus", Parameters: []float64{2, 20}}
+	require.NoError(t, problem.Backward(g, gradX))
+	gradients(t, g, out, func() error { return problem.Forward(out) }, map[epigrad.Operand]epigrad.Operand{x: gradX})
+	require.NoError(t, problem.Backward(g, g))
+	assert.Equal(t, gradX.Data, g.Data)
+}
+
 func TestLearnableGradients(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	x, g, out, gradX := random(r, 4, 3, 3), random(r, 4, 3, 3), epigrad.New[float64](4, 3), epigrad.New[float64](4, 3)

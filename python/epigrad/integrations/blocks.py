@@ -128,8 +128,7 @@ def _what(module: nn.Module, name: str) -> str:
 def _faster_as_modules(input: Tensor) -> bool:
     """Whether PyTorch's matrix products are faster than epigrad's.
 
-    On a CPU they are in bfloat16, also under autocast, and for a single row, since epigrad packs
-    the whole weight first.
+    On a CPU they are in bfloat16, also under autocast, and for a single row.
     """
     if input.device.type != "cpu":
         return False

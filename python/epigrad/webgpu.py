@@ -20,7 +20,7 @@ from epigrad._core import loader
 
 __all__ = ["Array"]
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 _DLPACK_WEBGPU = 15  # kDLWebGPU
 
 
@@ -48,7 +48,8 @@ class Array:
 
     Args:
         shape: its sizes.
-        dtype: `torch.float32`, `torch.bfloat16` or `torch.float16`.
+        dtype: `torch.float32`, `torch.bfloat16` or `torch.float16`; `torch.int64` or `torch.int32`
+            for indices and offsets.
 
     Raises:
         UnsupportedError: (a ``NotImplementedError``) another dtype.

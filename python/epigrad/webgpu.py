@@ -31,7 +31,7 @@ def _free(address: int) -> None:
 
 
 class _Memory:
-    """Bytes on the adapter, given back when no array is in them any more."""
+    """Bytes on the adapter, which are freed with the last array in them."""
 
     __slots__ = ("__weakref__", "address")
 

@@ -51,7 +51,8 @@ def gradients(
     *tensors: Tensor | None,
     grad_hidden: Tensor | None = None,
 ) -> Tensors:
-    """The gradients of a layer with a value, of the tensors of its backward after the first."""
+    """The gradients of a layer whose output `value` computes. `tensors` are those of its backward
+    operation after the first."""
     row = row_of(call.op + "_backward", len(tensors) + 1)
     forward = [t for t, argument in zip(tensors, row.inputs[1:], strict=True) if not argument.kept]
     places = [place for place, need in zip(row.of_forward, needs, strict=True) if need and forward[place] is not None]

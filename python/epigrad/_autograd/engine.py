@@ -29,8 +29,8 @@ OF_AN_ELEMENT = 64
 def asked_unless_cheap(
     ctx: Any, needs: tuple[bool, ...], grad: Tensor, shapes: Sequence[torch.Size | None] | None = None
 ) -> tuple[bool, ...]:
-    """What is `asked`, or all needs of little work that has no graph: of a gradient's elements, or
-    of its rows and the sizes of a layer's tensors."""
+    """`asked`; or all needs, if no graph is recorded and computing them is cheap. The work is
+    estimated from a gradient's elements; for layers, from its rows and the tensors' shapes."""
     elements = grad.numel()
     # A compiler's symbol would become a number by the comparison.
     if type(elements) is not int or torch.is_grad_enabled():
@@ -45,7 +45,7 @@ def asked_unless_cheap(
 
 def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
     """The needs of a function's tensors, without those that this backward leaves out."""
-    # The engine says nothing of a node that a user calls, or that a compiler traces.
+    # The engine does not know a node that a user calls, or that a compiler traces.
     if sum(needs) < 2 or torch._C._current_autograd_node() is not ctx:
         return needs
     wanted = []

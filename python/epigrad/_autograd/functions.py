@@ -110,7 +110,7 @@ class Problem:
 
     @property
     def left_out(self) -> tuple[Any, ...] | None:
-        """The shapes for tensors that were left out: with adapters, none is."""
+        """The shapes of tensors that were left out. A call with adapters leaves none out: None."""
         return self.shapes if len(self.shapes) <= len(OPS[self.call.op].inputs) else None
 
     @property
@@ -270,8 +270,8 @@ def kept(call: Call, save: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _read(op: str, kind: str | None, needs: Needs, keep: int) -> tuple[tuple[bool | None, ...], bool]:
-    """Whether backward reads the tensors of layers, and their preactivation. None is for a weight
-    that it does not read.
+    """Whether backward reads each tensor of layers, and whether it reads their preactivation. For a
+    weight that it does not read, the answer is None.
     """
     names, reads = OPS[op].tensors, MATHS[op].reads
     if len(needs) > len(names):  # adapters read their layers' inputs, and everything before

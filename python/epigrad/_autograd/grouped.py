@@ -174,7 +174,8 @@ class _Mixture:
         return rows.reshape(*self.index.shape, rows.shape[-1]).sum(1)
 
     def of_scale(self, scale: Tensor) -> Tensor:
-        """Each slot's scale as a column, 0 where it selects nothing: there it is not read."""
+        """Each slot's scale as a column. A slot that selects nothing has 0, whatever its scale
+        is."""
         return torch.where(self.groups.selected, formulas.computed(scale).reshape(-1, 1), 0)
 
 

@@ -40,7 +40,7 @@ class Product:
     transposed = True
 
     def value(self, input: Tensor, weight: Tensor | Adapted, bias: Tensor | None) -> Tensor:
-        """The preactivation, to which an adapter adds unrounded."""
+        """The preactivation. An adapter's term is added before it is rounded."""
         if not isinstance(weight, Adapted):
             return self.plain(input, weight, bias)
         narrow = self.plain(formulas.computed(input), formulas.computed(weight.a), None)
@@ -62,8 +62,8 @@ class Product:
         needs: Needs,
         formed: bool = True,
     ) -> Tensors:
-        """The gradients to input, weight and bias of the unrounded one to the preactivation, in a
-        dtype. The shapes are those of the three.
+        """The gradients to input, weight and bias, in a dtype, from the preactivation's, which is
+        not rounded yet. The shapes are those of the three.
         """
         if not formed:
             gradients: Tensors = _Unformed.apply(self, tuple(shapes), tuple(needs), grad.to(dtype), input, weight)
@@ -74,7 +74,7 @@ class Product:
     def products(
         self, grad: Tensor, input: Tensor | None, weight: Tensor | None, shapes: Sequence[Any], needs: Needs
     ) -> Tensors:
-        """The gradients to input and weight, of the rounded one."""
+        """The gradients to input and weight, from the preactivation's, which is rounded."""
         found = _linear_gradients if self.transposed else _matmul_gradients
         return found(grad, input, weight, shapes, needs)
 
@@ -198,8 +198,8 @@ def _halves(call: Call, preactivation: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def activated(call: Call, preactivation: Tensor, composed: bool = False) -> Tensor:
-    """What a kind makes of a preactivation, or of its halves: rounded once, or `composed`, for
-    exported graphs."""
+    """The hidden activation of a preactivation, rounded once. If `composed`, PyTorch's own
+    operations compute it, for exported graphs."""
     if not composed:
         return hidden_of(call, preactivation).to(preactivation.dtype)
     if not call.is_gated:
@@ -223,7 +223,7 @@ class _FromOutput(Function):
 
 
 def hidden_of(call: Call, preactivation: Tensor, by: By = FORMULAS) -> Tensor:
-    """The same, unrounded if PyTorch computes it."""
+    """The hidden activation. It is not rounded if PyTorch computes it."""
     if by.core is not None:
         hidden: Tensor = Elementwise.apply(by.core, formulas.between(call), preactivation)
         return hidden
@@ -235,8 +235,8 @@ def hidden_of(call: Call, preactivation: Tensor, by: By = FORMULAS) -> Tensor:
 def grad_of_hidden(
     call: Call, grad: Tensor, preactivation: Tensor | None, output: Tensor | None = None, by: By = FORMULAS
 ) -> Tensor:
-    """The gradient to the preactivation from that to what it becomes, unrounded if PyTorch computes
-    it."""
+    """The gradient to the preactivation, from the hidden activation's. It is not rounded if PyTorch
+    computes it."""
     if by.core is not None and call.kind != "none":
         between = formulas.between(call)
         if output is not None:
@@ -308,8 +308,8 @@ def layer_second(
     preactivation: Tensor | None,
     output: Tensor | None,
 ) -> Tensors | None:
-    """The backward of `layer_backward` by the core: `grads` are the gradients to its results. None
-    where it forms the preactivation again, and has a gradient to that.
+    """The backward of `layer_backward` by the core: `grads` are the gradients to its results. It is
+    None without grad_output, or if the preactivation would have to be formed again.
     """
     kept = preactivation if output is None else output
     is_linear = problem.call.kind == "none"

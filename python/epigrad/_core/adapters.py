@@ -63,8 +63,9 @@ def scaled(op: str, scales: Scales, tensors: Tensors) -> Tensors:
 
 
 def refuse_shared(call: Call, operands: Sequence[Any], outputs: Sequence[Any], scales: Scales) -> None:
-    """Refuse an output in memory that it may not share, where the core sees a copy: of an adapter
-    with a scale, of one that is float32 beside 16 bits, and of a gradient that is scaled and added.
+    """Refuse an output that shares memory with an operand, where the core would not notice since it
+    gets a copy: of an adapter with a scale, of one that is float32 beside 16 bits, and of a
+    gradient that is scaled and added.
     """
     row = row_of(call.op, len(operands))
     first, own = len(OPS[call.op].inputs), len(OPS[call.op].gradients)
@@ -145,7 +146,7 @@ class Scaled:
 
 
 def _check_added(op: str, name: str, output: Any, a: Any) -> None:
-    """Refuse a tensor that the core does not see, since what is added to it is scaled first."""
+    """Refuse a wrong tensor to add to. The core does not see it, since the sum is scaled first."""
     if output.shape != a.shape:
         raise errors.InvalidProblemError(f"{op}: {name}: shape {list(output.shape)}, want the result's {list(a.shape)}")
     if output.dtype != a.dtype and not (is_half(a.dtype) and output.dtype == torch.float32):

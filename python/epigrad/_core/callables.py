@@ -86,7 +86,7 @@ _PARAMETERS = {
 
 def computed_by(module: nn.Module) -> tuple[str, tuple[float, ...]] | None:
     """The name of the activation that a module computes, and the values of its parameters; None for
-    a module that is not known. Whoever asks looks for hooks too.
+    a module that is not known. The caller has to look for hooks.
     """
     name = activation_of_class(type(module))
     if name is None:

@@ -1,4 +1,4 @@
-"""Checks of Python types: what the core cannot see of a call. The rest is validated by the core."""
+"""Checks of Python types, which the core cannot see. The core validates the rest of a call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mixtures of experts of which few slots select something, as in expert parallelism: a process gets
-all slots of a token, and has the experts of some."""
+"""Mixtures of experts in which most slots select nothing. In expert parallelism a process gets all
+slots of a token, but has only some of their experts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SPREAD = "epigrad_experts_spread"
 
 @dataclass(frozen=True, slots=True)
 class InRows:
-    """A launcher of mixtures no more than `rows` of whose slots select something. The preactivation
-    that it gives the core says so, and nothing there is made for more rows."""
+    """A launcher of mixtures in which at most `rows` slots select an expert. It gives the core a
+    preactivation of `rows` rows, so that the core makes no tensor with more."""
 
     core: Launcher
     rows: int

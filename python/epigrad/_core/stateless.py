@@ -26,7 +26,7 @@ from epigrad._core.values import LowRank
 from epigrad.webgpu import Array, Data
 
 Operands = tuple[Any, ...]
-"""Tensors, or arrays on an adapter; mypy is not told which."""
+"""Tensors, or arrays on an adapter; mypy does not know which."""
 Adapters = tuple[Operands, Scales]
 
 
@@ -112,8 +112,8 @@ def launch_into(
 ) -> tuple[Data | None, ...]:
     """Run a call, and write into those tensors of `outputs` that are given and needed.
 
-    No graph is recorded: what a transform or a graph would lose is refused. Where a compiler or a
-    mode looks, the call is that of an operator, which makes its outputs itself.
+    No graph is recorded, so tensors of a transform, and outputs with a graph, are refused. If a
+    compiler or a mode looks, the call is an operator's, which makes its outputs itself.
     """
     operands: Operands = inputs
     into: Operands = outputs

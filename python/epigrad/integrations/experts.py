@@ -1,8 +1,8 @@
 """The experts of transformers' mixtures, by `epigrad.experts`.
 
 transformers calls a function that is registered by a name, with a module of experts, tokens and the
-routing. It is chosen by the module's configuration, so that one setting is that of all experts with
-this configuration. Importing this registers ``"epigrad"`` once transformers is imported.
+routing. It is chosen by the module's configuration, so that one setting counts for all experts
+with this configuration. Importing this registers ``"epigrad"`` once transformers is imported.
 """
 
 from __future__ import annotations

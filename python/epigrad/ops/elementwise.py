@@ -38,7 +38,7 @@ def _of_one(name: str, **rules: Any) -> Rules:
 
 
 def _filled(_: Any, *tensors: Tensor | None) -> tuple[Tensors, tuple[()]]:
-    # A gradient that did not come is 0, and what was not kept is multiplied by such a gradient.
+    # A missing gradient is 0. A tensor that was not kept is only multiplied by a missing gradient.
     like = next(tensor for tensor in tensors if tensor is not None)
     zeros = like.new_zeros(()).expand(like.shape)
     return tuple([zeros if tensor is None else tensor for tensor in tensors]), ()

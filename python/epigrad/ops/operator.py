@@ -153,8 +153,8 @@ class BoundLayers(Bound):
 
 
 class BoundGradients(Bound):
-    """A call of a backward operator. Its `Problem` computes. Of tensors that are not needed, only
-    the shape is read."""
+    """A call of a backward operator, which its `Problem` computes. Of a tensor that is not needed
+    it reads only the shape."""
 
     def __init__(self, operator: Operator, arguments: Sequence[Any], options: dict[str, Any]) -> None:
         super().__init__(operator, arguments, options)

@@ -166,12 +166,12 @@ def _counted(index: Tensor, tables: tuple[Tensor, Tensor, Tensor], own: Tensor) 
 
 
 def _chosen(tokens: int, most: int) -> int:
-    """How many chunks there are by default, of the process that has most tokens."""
+    """The number of chunks by default, if no process has more tokens."""
     return min(max(tokens // TOKENS_OF_A_CHUNK, 1), most)
 
 
 def _compare(facts: Sequence[Fact], received: Sequence[Sequence[int]], rank: int) -> None:
-    """Refuse processes of which one means another mixture."""
+    """Refuse facts that differ between processes."""
     own = [fact.code for fact in facts]
     differ = [
         f"{fact.name}: {fact.spoken(fact.code)} on rank {rank}, {fact.spoken(codes[place])} on rank {other}"

@@ -25,7 +25,7 @@ from epigrad.parallel.agreement import Chunk
 from epigrad.parallel.transport import Collect, Dispatch, Tokens
 
 Multiply = Callable[[Chunk, Tensor, Tensor, Tensor], Tensor]
-"""What experts make of a chunk's rows that came here, with their indices and scales."""
+"""Computes the outputs of a chunk's rows that came here, from rows, indices and scales."""
 
 
 MOST_CHUNKS = 4
@@ -97,11 +97,11 @@ class _Side:
                 tensor.record_stream(self.stream)
 
     def mark(self) -> torch.cuda.Event | None:
-        """What the side stream has to do so far."""
+        """An event behind all work that the side stream has."""
         return None if self.stream is None else self.stream.record_event()
 
     def join(self, mark: torch.cuda.Event | None, *tensors: Tensor) -> None:
-        """Have the main stream wait for that, and use these tensors."""
+        """Have the main stream wait for the event, and use these tensors."""
         if mark is not None and self.main is not None:
             self.main.wait_event(mark)
             for tensor in tensors:

@@ -205,7 +205,7 @@ def _check(call: Call, tensors: Sequence[Tensor | None]) -> None:
 
 
 def _dtype(argument: Argument, tensor: Tensor) -> torch.dtype:
-    """What a tensor is computed in, under autocast too."""
+    """The dtype in which a tensor is computed, under autocast too."""
     if tensor.dtype == torch.float32 and (argument.types == "wider" or argument.is_adapters):
         return tensor.dtype
     return cast_dtype(tensor)

@@ -83,7 +83,7 @@ class ExpertParallel(ParallelStyle):
 
 
 def _forward(module: Experts, input: Tensor, index: Tensor, scale: Tensor) -> Tensor:
-    """That of `Experts`, whose parameters are sharded."""
+    """`Experts.forward` with sharded parameters."""
     whole: Any = (module.weight_in, module.bias_in, module.weight_out, module.bias_out)
     group = whole[0].device_mesh.get_group()
     weight_in, bias_in, weight_out, bias_out = [local(parameter) for parameter in whole]

@@ -24,7 +24,7 @@ from epigrad._core import loader
 from epigrad._core.call import Call
 
 _UNIT = 16
-"""The bytes that parts of a row start at a multiple of, as kernels read them."""
+"""Parts of a row start at multiples of these bytes, as kernels read them."""
 _SLOTS, _SCATTER, _COMBINE = Call("scatter_slots"), Call("scatter_rows"), Call("combine_rows")
 
 
@@ -81,7 +81,7 @@ def room(counts: Sequence[int]) -> int:
 
 
 def exchange(rows: Tensor, route: Route, back: bool = False) -> Tensor:
-    """A buffer of rows that other processes send here, for those that go to them."""
+    """Send rows to other processes, and return a buffer of the rows that they send here."""
     sent, received = (route.received, route.sent) if back else (route.sent, route.received)
     arrived = rows.new_empty(room(received), rows.shape[1])
     to, given = (buffer[: sum(counts)].view(torch.uint8) for buffer, counts in ((arrived, received), (rows, sent)))
@@ -106,7 +106,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _aligned(size: int) -> int:
-    """As many bytes or more, which are whole units."""
+    """A number of bytes, rounded up to whole units."""
     return -(-size // _UNIT) * _UNIT
 
 
@@ -145,8 +145,8 @@ def _part(whole: Tensor, dtype: torch.dtype, start: int, count: int) -> Tensor:
 
 
 class Dispatch(Function):
-    """Of tokens and their scales, which are packed, the rows that come here, the indices of their
-    experts, and their scales."""
+    """Sends packed tokens. Returns the rows that come here, the indices of their experts, and their
+    scales."""
 
     @staticmethod
     def forward(
@@ -155,7 +155,7 @@ class Dispatch(Function):
         columns, each = input.shape[1], scale.shape[1]
         arrived = Packed(exchange(packed.whole, route), columns, each)
         if (count := sum(route.received)) < len(arrived.index):
-            arrived.index[count:] = -1  # nothing reads rows that are no token's
+            arrived.index[count:] = -1  # the buffer's last rows belong to no token
         ctx.route, ctx.like, ctx.scale_dtype = route, (columns, each, input.dtype), scale.dtype
         ctx.save_for_backward(places)
         ctx.mark_non_differentiable(arrived.index)
@@ -171,21 +171,21 @@ class Dispatch(Function):
         grad_input = _returned(route, places, grad_rows, columns, dtype) if needs[0] else None
         grad_scale = None
         if needs[1]:
-            # Of a slot one process alone gives another number than 0.
+            # A slot's gradient is 0 in all processes but one.
             grad_scale = _returned(route, places, grad_scales, each, wide(dtype)).to(ctx.scale_dtype)
         return None, None, None, grad_input, grad_scale
 
 
 def _returned(route: Route, places: Tensor, gradient: Tensor | None, columns: int, dtype: torch.dtype) -> Tensor:
-    """The gradients for tokens, of those for the rows that came here: zeros where they are None."""
+    """The gradients for tokens, from those for the rows that came here, where None is zeros."""
     if gradient is None:
         gradient = places.new_zeros(room(route.received), columns, dtype=dtype)
     return _combine(exchange(gradient.contiguous(), route, back=True), places)
 
 
 class Collect(Function):
-    """Of the outputs for rows that came here, those for tokens: what the processes give for a
-    token, added up in the order of ranks in the accumulator's dtype."""
+    """Sends back the outputs of rows that came here. Returns the tokens' outputs: the parts of all
+    processes, added up in the order of ranks in the accumulator's dtype."""
 
     @staticmethod
     def forward(ctx: Any, route: Route, places: Tensor, rows: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from benchmarks.cuda_rows import BOTH, FORWARD, Case, cases, sets_needed, traffic
 from benchmarks.record import Record
-from benchmarks.timing import bursts
+from benchmarks.timing import bursts, captured
 
 # How long a row is measured, and after how long no other row is begun.
 SECONDS, QUICK_SECONDS, BUDGET = 0.35, 0.1, 440.0
@@ -176,7 +176,7 @@ def _timed(
     if case.clock == "wall":
         return bursts(steps, dict.fromkeys(steps, 50), dict.fromkeys(steps, torch.cuda.synchronize), seconds)
     if case.clock == "graph":
-        candidates = {name: graphed(step) for name, step in steps.items()}
+        candidates = {name: captured(step)[0].replay for name, step in steps.items()}
     return interleaved_on_cuda(candidates, seconds)
 
 
@@ -266,21 +266,6 @@ def _copies(case: Case, direction: str, one: Set) -> Step:
     elements = traffic(case, direction, inputs, out) // 2 // out.itemsize
     sources = [out.new_empty(elements).normal_() for _ in range(2)]
     return _in_turn([partial(out.new_empty(elements).copy_, source) for source in sources])
-
-
-def graphed(step: Step) -> Step:
-    """Replays of a CUDA graph of a step, warmed up on a side stream as PyTorch asks."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    replay: Step = graph.replay
-    return replay
 
 
 def _memory(operation: Function, inputs: list[Tensor], grad: Tensor) -> dict[str, int]:

@@ -20,7 +20,7 @@ from epigrad.cli.timing import interleaved_on_cuda
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.cuda import graphed
+from benchmarks.timing import captured
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 2048, 4096, 8192)
 SHAPES = ((4096, 4096), (4096, 14336), (14336, 4096), (768, 3072))
@@ -50,7 +50,7 @@ def measure(dtype: torch.dtype, shape: tuple[int, int], activation: str | None, 
         return out if activation is None else functional.gelu(out, approximate="tanh")
 
     calls = {"batch_invariant": alone, "epigrad": ours, "eager": eager}
-    graphs = {name: graphed(partial(_all, call, weights)) for name, call in calls.items()}
+    graphs = {name: captured(partial(_all, call, weights))[0].replay for name, call in calls.items()}
     timings = interleaved_on_cuda(graphs, seconds)
     found = {name: timing.median / len(weights) for name, timing in timings.items()}
     fastest = min(found["epigrad"], found["eager"])

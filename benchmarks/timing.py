@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from epigrad.cli.timing import Timing, interleaved, timed
 
 Step = Callable[[], object]
+_Results = TypeVar("_Results")
 
 
 def bursts(
@@ -60,3 +62,18 @@ def steps_and_host(
 
     walls = timed(measure, list(steps), seconds, least, most)
     return walls, {name: Timing.of(samples[1:] or samples) for name, samples in returned.items()}
+
+
+def captured(run: Callable[[], _Results]) -> tuple[torch.cuda.CUDAGraph, _Results]:
+    """A graph of a call, and its results, which each replay overwrites. The call is warmed up on a
+    side stream, as PyTorch asks."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    return graph, results

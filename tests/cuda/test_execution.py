@@ -20,9 +20,9 @@ import torch
 from epigrad import backward, errors, forward, plan
 from torch import Tensor
 
+from benchmarks.timing import captured
 from tests.cuda.calls import CALLS, CYCLES, DIFFERENTIABLE, STATELESS, Outputs, with_gradients
 from tests.support.devices import needs
-from tests.support.graphs import captured
 from tests.support.layouts import assert_same_bits
 from tests.support.plan_problem import aligned_workspace
 from tests.support.processes import run_script

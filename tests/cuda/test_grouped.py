@@ -12,10 +12,10 @@ import torch
 from epigrad import Gated, backward
 from torch import Tensor
 
+from benchmarks.timing import captured
 from tests.support import compositions, oracle
 from tests.support.compositions import leaves
 from tests.support.devices import needs
-from tests.support.graphs import captured
 from tests.support.kernels import kernels_of, on_hopper
 from tests.support.layouts import assert_same_bits
 

@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.timing import captured
 from tests.support.devices import needs, on_devices
 from tests.support.features import feature
-from tests.support.graphs import captured
 from tests.support.layouts import assert_same_bits
 from tests.support.operators import FUNCTIONS, NAMES, each_function
 

@@ -30,17 +30,18 @@ __all__ = [
 SITE = "https://epigrad.github.io/epigrad"
 
 
-def nearest(given: str, known: Iterable[str]) -> str | None:
+def nearest(given: str, known: Iterable[str], slips: int | None = None) -> str | None:
     """The name out of the known ones that was probably meant; None where that is not certain.
 
     Capitals, hyphens, spaces and the order of words do not count. One letter may be wrong, or two
     of ten or more, but not the first: it tells relu from celu. Two names as near as each other are
-    no answer. The core's messages follow the same rule (go/check).
+    no answer. The core's messages follow the same rule (go/check). `slips` is another number of
+    letters, for words that are far apart.
     """
     if len(given) > 64:  # the time grows with the length
         return None
     words, wanted = sorted(_words(given)), letters(given)
-    fewest = 2 if len(given.strip()) >= 10 else 1
+    fewest = slips or (2 if len(given.strip()) >= 10 else 1)
     near: dict[str, str] = {}
     for name in known:
         other = letters(name)
@@ -81,9 +82,9 @@ def _distance(a: str, b: str) -> int:
     return row[-1]
 
 
-def proposal(given: str, known: Iterable[str]) -> str:
+def proposal(given: str, known: Iterable[str], slips: int | None = None) -> str:
     """The end of an error about an unknown name."""
-    near = nearest(given, known)
+    near = nearest(given, known, slips)
     return f" (did you mean {near!r}?)" if near else ""
 
 

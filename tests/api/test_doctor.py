@@ -232,7 +232,7 @@ def test_arguments_that_make_no_sense_are_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
-        (("docter",), "(did you mean 'doctor'?)"),
+        (("dokter",), "(did you mean 'doctor'?)"),
         (("check", "--mode", "corect"), "(did you mean 'correct'?)"),
         (("check", "--problem", "lineer"), "(did you mean 'linear'?)"),
         (("plans", "--class", "lerp"), "(did you mean 'Lerp'?)"),

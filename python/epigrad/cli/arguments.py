@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            message += errors.proposal(choice[1], re.findall(r"[\w.]+", choice[2]))
+            message += errors.proposal(choice[1], re.findall(r"[\w.]+", choice[2]), slips=2)
         for word, command in self.elsewhere.items():
             if word in message:
                 message += f"; a clone of the repository has it: {command}"

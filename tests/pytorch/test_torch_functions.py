@@ -292,7 +292,10 @@ def test_what_is_ignored_stays_so() -> None:
     with inside():
         assert torch.ones(1, requires_grad=True) * torch.ones(()) == 1
         assert torch.equal(torch.add(input=eye, other=eye, alpha=2), 3 * eye)
-        assert torch.equal(torch.addmm(torch.full((2,), torch.nan), eye, eye, beta=0), eye)
+        ignored = torch.full((2,), torch.nan, requires_grad=True)
+        out = torch.addmm(ignored, eye, eye, beta=0)
+        assert torch.equal(out, eye)
+        assert torch.equal(torch.autograd.grad(out.sum(), ignored)[0], torch.zeros(2))
         assert torch.equal(torch.ones(2, 0) @ torch.ones(0, 3), torch.zeros(2, 3))
         assert (torch.ones(0, 3) @ torch.ones(3, 2)).shape == (0, 2)
 

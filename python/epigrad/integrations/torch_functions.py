@@ -77,9 +77,9 @@ def _added(input: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Tensor | None:
     product = functional.matmul_bias_activation(a, b)
     if alpha != 1:
         product = product * alpha
-    if beta == 0:  # PyTorch then ignores input, and NaN in it
-        return product
     added: Tensor = input.to(product.dtype).expand(product.shape)
+    if beta == 0:  # PyTorch then ignores input, and NaN in it, and its gradient is 0
+        return torch.where(torch.zeros((), dtype=torch.bool, device=product.device), added, product)
     return product + (added if beta == 1 else added * beta)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -336,6 +337,24 @@ def test_terms_of_a_slope_may_cancel(
 
     monkeypatch.setattr(modes, "run", off)
     assert re.match("grad_gate|second_gate", modes.correct(problem, "cpu"))
+
+
+@pytest.mark.parametrize(("backend", "may_be_zero"), [("cpu", False), ("cuda", True)])
+def test_a_factor_of_a_second_derivative_may_be_denormal(backend: str, may_be_zero: bool) -> None:
+    """At -10.6875 gelu_tanh's is 7260 e^-104.2, and e^-104 the least denormal number of float32."""
+    place, large = (torch.tensor([x], dtype=torch.bfloat16) for x in (-10.6875, 1e4))
+    exact = functools.partial(bounds.Bounded.exact, dtype=torch.bfloat16, backend=backend)
+    curvature = exact(place).curvature(formulas.activation(Activation("gelu_tanh"))) * exact(large)
+    assert (bounds.breach(torch.zeros_like(place), curvature) == "") == may_be_zero
+
+
+@pytest.mark.parametrize(("backend", "may_be_one"), [("cpu", False), ("cuda", True)])
+def test_an_adapter_may_be_added_to_what_is_rounded_with_its_bias(backend: str, may_be_one: bool) -> None:
+    """1 + 0.9 u is 1 in bfloat16, and so is 1 + 0.9 u again; 1 + 1.8 u is 1 + 2 u."""
+    exact = functools.partial(bounds.Bounded.exact, dtype=torch.bfloat16, backend=backend)
+    one, part = exact(torch.ones(1, 1)), exact(torch.full((1, 1), 0.9 * 2.0**-8))
+    layer = expected._times(one, expected.Adapted(part, one, part), one)
+    assert (bounds.breach(torch.ones(1, 1, dtype=torch.bfloat16), layer) == "") == may_be_one
 
 
 @pytest.mark.parametrize(("error", "may_be_one"), [(1e3, False), (1e14, True)])

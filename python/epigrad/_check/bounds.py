@@ -186,10 +186,16 @@ class Bounded:
         error = torch.maximum(most - value, value - least) * (1 + roundings * self.unit)
         error = torch.where(self.finite, error, 0.0)
         error = torch.where(self.error.isinf() | self._overflows(formula, value), torch.inf, error)
-        if half and self.backend != "cpu":  # a factor may be denormal, and the other as large as this
-            error = error + FUNCTION_IN_HALF * self.unit * self._smallest * self.size
+        error = error + self._vanished
         known = None if self.is_finite else ~self.finite
         return self._with(value, error, known, roundings)
+
+    @property
+    def _vanished(self) -> Tensor:
+        """What a factor of a function loses on a GPU in 16 bits where it is denormal: the other is
+        as large as the argument."""
+        room = FUNCTION_IN_HALF if is_half(self.dtype) and self.backend != "cpu" else 0
+        return room * self.unit * self._smallest * self.size
 
     def _overflows(self, formula: Pointwise, value: Tensor) -> Tensor:
         """Where the formula goes beyond the accumulator's range on the way to a large value, as
@@ -212,7 +218,9 @@ class Bounded:
         curvature = self._derived(_of(_second_derivative, formula))
         if isinstance(formula, Product):
             curvature = curvature._rounded_in(_curvature_terms(formula, self.value))
-        return curvature
+        # A denormal e^-v is the factor of gelu_tanh's x v'^2, of degree 5, up to where it is 0. A
+        # function and its slope have room for such a factor (`through`).
+        return curvature.plus(self._vanished * self.size.clamp(max=16).square())
 
     def _rounded_in(self, terms: Sequence[Tensor]) -> Bounded:
         """A sum that is rounded to 16 bits. Its terms may cancel, and each is as inexact as a

@@ -115,13 +115,19 @@ def _number(value: float, like: Bounded) -> Bounded:
     return replace(like, value=number, error=number.abs() * like.unit)
 
 
-def _times(left: Bounded, weight: Weight) -> Bounded:
-    """``left @ weight``: with an adapter one sum of both terms, with ``left @ b`` rounded once."""
+def _times(left: Bounded, weight: Weight, bias: Bounded | None = None) -> Bounded:
+    """``left @ weight + bias``. With an adapter it is one sum of all terms, with ``left @ b``
+    rounded once, or the adapter's terms are added to what the others give."""
     if isinstance(weight, Bounded):
-        return left @ weight
+        return _biased(left @ weight, bias)
     narrow = (left @ weight.b).stored()
-    apart = (left @ weight.weight).as_product() + narrow @ weight.a
-    return (_beside(left, narrow, -1) @ _beside(weight.weight, weight.a, -2)).either(apart)
+    apart = _biased(left @ weight.weight, bias).as_product() + narrow @ weight.a
+    together = _beside(left, narrow, -1) @ _beside(weight.weight, weight.a, -2)
+    return _biased(together, bias).either(apart)
+
+
+def _biased(product: Bounded, bias: Bounded | None) -> Bounded:
+    return product if bias is None else product.as_product() + bias
 
 
 def _beside(one: Bounded, other: Bounded, dim: int) -> Bounded:
@@ -138,8 +144,7 @@ def _of_weight(grad: Bounded, x: Bounded, weight: Weight) -> Weight:
 
 
 def _dense(x: Bounded, weight: Weight, bias: Bounded | None) -> Bounded:
-    product = _times(x, weight.turned).as_product()
-    return product if bias is None else product + bias
+    return _times(x, weight.turned, bias)
 
 
 def _dense_gradients(
@@ -167,8 +172,7 @@ def _hidden_gradient(problem: Problem, grad: Bounded, pre: Bounded) -> Bounded:
 def _matmul(problem: Problem, grad: Bounded, a: Bounded, b: Bounded, bias: Bounded | None) -> Expected:
     rows = a.map(lambda t: t.unsqueeze(0) if t.dim() == 1 else t)
     columns = b.map(lambda t: t.unsqueeze(1) if t.dim() == 1 else t)
-    product = (rows @ columns).as_product()
-    pre = product if bias is None else product + bias
+    pre = _biased(rows @ columns, bias)
     out = _activated(pre.as_product(), problem).map(lambda t: t.reshape(grad.value.shape))
     shape = pre.value.shape
     grad_pre = grad.map(lambda t: t.reshape(shape)) * _slope_of(pre.stored(), problem)

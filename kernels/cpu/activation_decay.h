@@ -161,7 +161,8 @@ INLINE Real A(mish_curvature)(Real h, Real x, A(mish_t) p) {
   const Real bend = V(select)(negative, V(fma)(-e, t, C(0.5f)), V(fma)(C(0.5f), e, -t));
   const Real once = A(scaled)(C(8) * p.decay.m * V(fma)(x, bend, C(1) + e) / (denominator * denominator), p.decay);
   const Real y = h * V(select)(negative, once, A(scaled)(p.decay.m * once, p.decay));
-  return V(or_wide)(p.beyond, wide_mish_curvature_of(h, x, (numbers){{0}}), y);
+  const V(m) beyond = V(either)(p.beyond, V(less)(C(float_last), x));
+  return V(or_wide)(beyond, wide_mish_curvature_of(h, x, (numbers){{0}}), y);
 }
 
 // softcap is cap tanh(q), q = x/cap. With e = e^-2|q| its size is cap (1-e)/(1+e), and its slope

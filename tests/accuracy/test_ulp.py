@@ -10,6 +10,7 @@ import pytest
 import torch
 from mpmath import mpf
 
+from tests.support import definitions
 from tests.support.cases import FULL
 from tests.support.devices import DEVICES, computes, memory_of, running_on
 from tests.support.repository import ROOT
@@ -81,6 +82,19 @@ def test_curvature(activation: str, dtype: torch.dtype, device: str) -> None:
     x = arguments(activation, dtype, COUNT).to(memory_of(device))
     measured = measure_curvature(activation, x, curvature_of(activation, x))
     assert measured.ulps <= curvature_bound(activation, device, dtype), f"{activation}''({measured.argument})"
+
+
+@pytest.mark.parametrize("device", [device for device in DEVICES if device != "webgpu"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_curvature_that_is_0_far_out_is_so_times_a_large_number(dtype: torch.dtype, device: str) -> None:
+    info = torch.finfo(dtype)
+    sizes = torch.exp2(torch.arange(11, math.log2(info.max), 7, dtype=torch.float64))
+    x = torch.cat([sizes, -sizes]).to(dtype).to(memory_of(device))
+    for activation in NAMES:
+        results = curvature_of(activation, x, times=info.max / 4).tolist()
+        for at, result in zip(x.tolist(), results, strict=True):
+            is_zero = abs(definitions.curvature(activation, mpf(at))[0]) < mpf("1e-700")
+            assert not is_zero or result == 0, f"{activation}''({at})"
 
 
 @pytest.mark.parametrize(

@@ -272,11 +272,11 @@ def measure_slope(activation: str, x: Tensor, result: Tensor, flushed: float = 0
     return worst(result, x, ((r[1], r[2]) for r in (reference(activation, at) for at in x.tolist())), flushed)
 
 
-def curvature_of(activation: str, x: Tensor) -> Tensor:
-    """act''(x)."""
+def curvature_of(activation: str, x: Tensor, times: float = 1.0) -> Tensor:
+    """act''(x), or a number times it."""
     kind, ones = parsed(Activation, activation), torch.ones_like(x)
     second = torch.ops.epigrad.activation_backward_backward
-    curvature: Tensor = second(ones, ones, x, kind.name, parameters=list(kind.values))[1]
+    curvature: Tensor = second(ones, times * ones, x, kind.name, parameters=list(kind.values))[1]
     return curvature
 
 

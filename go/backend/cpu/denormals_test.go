@@ -114,6 +114,30 @@ func TestLiftingOperandsChangesNoOtherBits(t *testing.T) {
 	})
 }
 
+// In a batch-invariant call a row has the bits that it has alone, beside rows of denormal numbers
+// too, and if its own sums are denormal.
+func TestRowsOfDenormalNumbersHaveTheirBitsAlone(t *testing.T) {
+	forEachLifting(t, func(t *testing.T, b *cpu.Backend, slow bool) {
+		random := rand.New(rand.NewPCG(233, 377))
+		for dt, is := range smallest {
+			for _, size := range [][3]int64{{5, 13, 3}, {40, 70, 300}} {
+				m, n, k := size[0], size[1], size[2]
+				tiny := func() float64 { return is.denormal * float64(random.IntN(9)-4) * 0x1p40 }
+				right := matrixOf(dt, k, n, true, 1).fill(func() float64 { return 0x1p-42 * random.NormFloat64() })
+				all, row := matrixOf(dt, m, k, false, 0).fill(tiny), matrixOf(dt, 1, k, false, 0)
+				all.put(m-1, 0, is.denormal)
+				for j := range k {
+					row.put(0, j, all.at(1, j))
+				}
+				want, got := multiplyInvariantly(t, b, all, right), multiplyInvariantly(t, b, row, right)
+				for j := range n {
+					require.Equal(t, want.at(1, j), got.at(0, j), "%v %v, slow %t: column %d", dt, size, slow, j)
+				}
+			}
+		}
+	})
+}
+
 var largest = map[dtype.DType]float64{dtype.Float32: math.MaxFloat32, dtype.Float64: math.MaxFloat64, dtype.BFloat16: 0x1.fep127}
 
 // A sum of products that are each too small for a float is right where operands are lifted: it

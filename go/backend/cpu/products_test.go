@@ -68,10 +68,18 @@ func (n *numbers) guarded() bool {
 
 // multiply computes a b into a matrix of its own.
 func multiply(t *testing.T, b *cpu.Backend, left, right *numbers, threads int) *numbers {
+	return multiplyBy(t, b, backend.Header{}, left, right, threads)
+}
+
+// multiplyInvariantly returns the product of a batch-invariant call.
+func multiplyInvariantly(t *testing.T, b *cpu.Backend, left, right *numbers) *numbers {
+	return multiplyBy(t, b, backend.Header{BatchInvariant: true}, left, right, 2)
+}
+
+func multiplyBy(t *testing.T, b *cpu.Backend, h backend.Header, left, right *numbers, threads int) *numbers {
 	out := matrixOf(left.dt, left.view.Shape[0], right.view.Shape[1], false, 2)
-	kernel, err := b.Select(&backend.GemmEpilogue{
-		Header: backend.Header{Op: "linear", Kind: "none", Formula: "none", DType: left.dt}, A: &left.view, B: &right.view, Out: &out.view,
-	})
+	h.Op, h.Kind, h.Formula, h.DType = "linear", "none", "none", left.dt
+	kernel, err := b.Select(&backend.GemmEpilogue{Header: h, A: &left.view, B: &right.view, Out: &out.view})
 	require.NoError(t, err)
 	require.NoError(t, kernel.Run(&backend.Run{Bases: []unsafe.Pointer{left.base(), right.base(), out.base()}, Threads: threads}))
 	require.True(t, out.guarded(), "memory around the result was written to")

@@ -18,7 +18,8 @@ import (
 // lifting would keep.
 //
 // The numbers that are packed for a block decide whether operands are lifted. Lifting changes bits
-// only in sums that were formed from denormals.
+// only in sums that were formed from denormals. A batch-invariant call lifts nothing: other rows
+// would decide about the bits of such a sum.
 
 // floatRange has the accumulator type's exponents, for lifting.
 //
@@ -67,13 +68,13 @@ func (v *product) lift(p *packed, units int64, limit int, first bool) (int64, er
 // watches reports whether denormal numbers are looked for: where they are slow, or lost. float32
 // has room for all of float16.
 func (v *product) watches() bool {
-	return v.DType != dtype.Float16 && (v.form.Pairs() || v.slowWithDenormals)
+	return v.DType != dtype.Float16 && (v.form.Pairs() || v.slowWithDenormals && !v.neverLifts)
 }
 
 // powers returns by how many powers of two each operand has to be lifted. It has to be where it
 // holds denormal numbers, and where products of pairs may be too small.
 func (v *product) powers(p *packed) (left, right int64) {
-	if !v.watches() {
+	if !v.watches() || v.neverLifts {
 		return 0, 0
 	}
 	powers, pairs := v.floats().powers, v.form.Pairs()

@@ -24,6 +24,7 @@ type Engine struct {
 	// SlowWithDenormals reports whether denormal numbers slow the processor down, so that operands
 	// are lifted (denormals.go).
 	SlowWithDenormals bool
+	neverLifts        bool
 }
 
 // Open returns an engine by its name, or an error that says what this machine lacks.
@@ -32,11 +33,16 @@ func Open(name string) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{engine, kernels.SlowWithDenormals()}, nil
+	return &Engine{Engine: engine, SlowWithDenormals: kernels.SlowWithDenormals()}, nil
 }
 
 // Select returns the engine's kernel of a problem, or nil where it has none.
 func (e *Engine) Select(p backend.Problem) backend.Kernel {
+	if p.IsBatchInvariant() && !e.neverLifts {
+		own := *e
+		own.neverLifts = true // other rows of a block decide about it
+		return own.Select(p)
+	}
 	switch p := p.(type) {
 	case *backend.Activation:
 		return e.activation(p)

@@ -48,6 +48,7 @@ type product struct {
 	pairs                 int         // packed together: this one and all behind it
 	exchanged             bool        // the operands are: sums are formed as if they were not
 	slowWithDenormals     bool        // the processor is
+	neverLifts            bool        // what is watched for is only multiplied in another way
 	add, store            kernels.Kernel
 }
 
@@ -75,7 +76,7 @@ var forms = map[dtype.DType][]kernels.Form{
 // product makes a product by the engine, or nil where an operand has too many dimensions.
 func (e *Engine) product(p *layout.Product) *product {
 	v := &product{
-		Product: p, pairs: 1, engine: e.Engine, sumSize: p.DType.Accumulator().Size(), slowWithDenormals: e.SlowWithDenormals,
+		Product: p, pairs: 1, engine: e.Engine, sumSize: p.DType.Accumulator().Size(), slowWithDenormals: e.SlowWithDenormals, neverLifts: e.neverLifts,
 	}
 	for _, form := range forms[p.DType] {
 		if v.leftWidth, v.rightWidth = e.Widths(form); v.leftWidth > 0 {

@@ -9,9 +9,9 @@
 #include "denormals.h"
 #include "pack.h"
 
-// A part of the depth is at most so many steps that the right operand's panel takes 24 KiB, half or
-// three quarters of the nearest cache, in which the left operand's panels pass by.
-enum { depth_part = (24 << 10) / (panel_registers * VECTOR_BYTES) };
+// A stretch of the depth is at most so many steps that the right operand's panel takes 24 KiB, half
+// or three quarters of the nearest cache, in which the left operand's panels pass by.
+enum { depth_stretch = (24 << 10) / (panel_registers * VECTOR_BYTES) };
 
 // The panels that a panel kernel prefetches for the next ones. At every step of the depth it moves
 // on by left_step and right_step bytes.
@@ -25,14 +25,14 @@ typedef struct {
   __builtin_prefetch((next)->right + step * (next)->right_step, 0, 2);
 
 // Where a panel kernel reads its sums, NULL if it begins them, and where it writes them. Strides
-// are those of rows, in sums.
+// are those of rows, in sums. Sums are formed in parts of so many steps.
 typedef struct {
   void *from, *to;
-  int64_t from_stride, to_stride;
+  int64_t from_stride, to_stride, part;
 } panel_sums;
 
 // A panel kernel adds `depth` products of rows of a panel of the left operand and one of the right
-// to `height` rows of so many registers of sums.
+// to `height` rows of so many registers of sums, part by part.
 typedef void panel_kernel(int64_t depth, const void *left, const void *right, const panel_sums *sums, const prefetch *next);
 
 // Loops over the sums of a kernel, and over its registers of a row.
@@ -43,25 +43,28 @@ typedef void panel_kernel(int64_t depth, const void *left, const void *right, co
   static inline __attribute__((always_inline)) target void name(const int height, const int wide, int64_t depth, const registers##_real *left, \
                                                                 const registers##_real *right, const panel_sums *sums, const prefetch *next) { \
     enum { lanes = registers##_lanes };                                                                                                        \
-    const registers##_real *const from = sums->from;                                                                                           \
+    const registers##_real *from = sums->from;                                                                                                 \
     registers##_real *const to = sums->to;                                                                                                     \
+    int64_t from_stride = sums->from_stride;                                                                                                   \
     registers##_v sum[panel_height][panel_registers], y[panel_registers];                                                                      \
-    EACH_SUM sum[i][j] = registers##_set(0);                                                                                                   \
     EACH_SUM {                                                                                                                                 \
-      if (from && from != to) __builtin_prefetch((const char *)(from + i * sums->from_stride + j * lanes));                                    \
+      if (from && from != to) __builtin_prefetch((const char *)(from + i * from_stride + j * lanes));                                          \
       __builtin_prefetch((const char *)(to + i * sums->to_stride + j * lanes));                                                                \
     }                                                                                                                                          \
-    for (int64_t step = 0; step < depth; step++, left += panel_height, right += panel_registers * lanes) {                                     \
-      PREFETCH_STEP(next)                                                                                                                      \
-      EACH_REGISTER y[j] = registers##_load_real(right + j * lanes);                                                                           \
-      UNROLL for (int i = 0; i < height; i++) {                                                                                                \
-        const registers##_v x = registers##_set(left[i]);                                                                                      \
-        EACH_REGISTER sum[i][j] = fuse(x, y[j], sum[i][j]);                                                                                    \
+    for (int64_t step = 0, end; step < depth; from = to, from_stride = sums->to_stride) {                                                      \
+      EACH_SUM sum[i][j] = registers##_set(0);                                                                                                 \
+      for (end = least(step + sums->part, depth); step < end; step++, left += panel_height, right += panel_registers * lanes) {                \
+        PREFETCH_STEP(next)                                                                                                                    \
+        EACH_REGISTER y[j] = registers##_load_real(right + j * lanes);                                                                         \
+        UNROLL for (int i = 0; i < height; i++) {                                                                                              \
+          const registers##_v x = registers##_set(left[i]);                                                                                    \
+          EACH_REGISTER sum[i][j] = fuse(x, y[j], sum[i][j]);                                                                                  \
+        }                                                                                                                                      \
       }                                                                                                                                        \
-    }                                                                                                                                          \
-    EACH_SUM {                                                                                                                                 \
-      if (from) sum[i][j] = registers##_load_real(from + i * sums->from_stride + j * lanes) + sum[i][j];                                       \
-      registers##_store_real(to + i * sums->to_stride + j * lanes, sum[i][j]);                                                                 \
+      EACH_SUM {                                                                                                                               \
+        if (from) sum[i][j] = registers##_load_real(from + i * from_stride + j * lanes) + sum[i][j];                                           \
+        registers##_store_real(to + i * sums->to_stride + j * lanes, sum[i][j]);                                                               \
+      }                                                                                                                                        \
     }                                                                                                                                          \
   }                                                                                                                                            \
   FOR_EACH_PANEL(PANEL_KERNEL, name, target)                                                                                                   \
@@ -119,10 +122,10 @@ INLINE int whole_tiles(int64_t rows, int64_t columns) { return 0; }
 // Others are rounded to 16 bits, and a sum's error counts for little.
 INLINE int64_t depth_of_part(int64_t form, int64_t units) {
   if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return amx_part;
-  if (form != EPG_FLOAT32 && form != EPG_FLOAT64) return depth_part;
+  if (form != EPG_FLOAT32 && form != EPG_FLOAT64) return depth_stretch;
   int64_t steps = 32;
   while (steps * steps < 4 * units) steps *= 2;
-  return least(steps, depth_part);
+  return least(steps, depth_stretch);
 }
 
 #include "few_rows.h"
@@ -182,10 +185,10 @@ TARGET static void lift_sums(const epg_tile *t, char *sums, int64_t powers) {
 //                      right panel
 //                       <- width ->
 //                      +-----------+-----------+
-//              depth   |           |           |    One step multiplies a left panel by a right one, over
-//                      +-----------+-----------+    a part of the depth: the right panel's part stays in
-//          +---------+ +-----------+-----------+    the nearest cache while all left panels pass by, then
-//   height |  left   | |   sums    |           |    comes the next right panel, then the next part.
+//              depth   |           |           |    One kernel multiplies a left panel by a right one, over
+//                      +-----------+-----------+    a stretch of the depth: the right panel's stretch stays
+//          +---------+ +-----------+-----------+    in the nearest cache while all left panels pass by, then
+//   height |  left   | |   sums    |           |    comes the next right panel, then the next stretch.
 //          |  panel  | |           |           |
 //          +---------+ +-----------+-----------+
 typedef struct {
@@ -194,14 +197,14 @@ typedef struct {
   epg_memory memory;
   int64_t size, lanes;    // bytes of a sum; sums in a register
   int64_t height, width;  // rows of a left and of a right panel
-  int64_t part;           // the most of the depth that is multiplied at a time
+  int64_t part, stretch;  // the most of the depth that is one sum, and that a kernel multiplies
   int amx, pairs;         // the form is of tiles; of pairs
   int direct;             // the last part's kernels write the result
 } product;
 
 INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg_memory *memory) {
   const int amx = t->form == EPG_BFLOAT16_TILES || t->form == EPG_FLOAT16_TILES;
-  const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes;
+  const int64_t lanes = t->form == EPG_FLOAT64 ? d_lanes : f_lanes, part = depth_of_part(t->form, t->units);
   return (product){
       .tile = t,
       .panels = *panels,
@@ -210,7 +213,8 @@ INLINE product product_of(const epg_tile *t, const epg_panels *panels, const epg
       .lanes = lanes,
       .height = amx ? amx_width : panel_height,
       .width = amx ? amx_width : panel_registers * lanes,
-      .part = depth_of_part(t->form, t->units),
+      .part = part,
+      .stretch = part < depth_stretch ? depth_stretch - depth_stretch % part : part,
       .amx = amx,
       .pairs = amx || t->form == EPG_BFLOAT16_PAIRS,
       .direct = t->plain && t->last && t->units && !t->lifted && (amx ? whole_tiles(t->rows, t->columns) : whole(t->rows, t->columns, lanes)),
@@ -223,7 +227,7 @@ INLINE const char *right_panel(const product *p, int64_t column, int64_t step) {
   return p->panels.right + (column * p->tile->units + step * p->width) * p->size;
 }
 
-// span is a part of the depth: [first, first + depth), with `more` behind it.
+// span is a stretch of the depth: [first, first + depth), with `more` behind it.
 typedef struct {
   int64_t first, depth, more;
 } span;
@@ -254,7 +258,7 @@ INLINE const char *next_left(const product *p, span s, int64_t row, int is_last)
 INLINE panel_sums sums_of(const product *p, span s, int64_t row, int64_t column) {
   const epg_tile *t = p->tile;
   char *const sums = p->memory.sums + (row * t->stride + column) * p->size;
-  panel_sums at = {.from = t->first && s.first == 0 ? 0 : sums, .to = sums, .from_stride = t->stride, .to_stride = t->stride};
+  panel_sums at = {.from = t->first && s.first == 0 ? 0 : sums, .to = sums, .from_stride = t->stride, .to_stride = t->stride, .part = p->part};
   if (p->direct && !s.more) {
     at.to = p->memory.out + axis_offset(&t->out.rows, t->row + row) + (t->column + column) * p->size;
     at.to_stride = t->out.rows.strides[0] / p->size;
@@ -272,7 +276,7 @@ INLINE int too_small(const product *p, int64_t row, int64_t column) {
   return !x || !y || x + y < EPG_LEAST_EXPONENTS;
 }
 
-// multiply_column multiplies all left panels by one right panel, over a part of the depth.
+// multiply_column multiplies all left panels by one right panel, over a stretch of the depth.
 TARGET static void multiply_column(const product *p, span s, int64_t column) {
   const epg_tile *t = p->tile;
   const int64_t columns = least(p->width, t->columns - column), registers = (columns + p->lanes - 1) / p->lanes;
@@ -332,8 +336,8 @@ TARGET static void multiply(const epg_tile *t, const epg_panels *panels, const e
 #ifdef AMX
   if (p.amx) amx_begin();
 #endif
-  for (span s = {0}; s.first < t->units; s.first += p.part) {
-    s.depth = least(p.part, t->units - s.first);
+  for (span s = {0}; s.first < t->units; s.first += p.stretch) {
+    s.depth = least(p.stretch, t->units - s.first);
     s.more = t->units - s.first - s.depth;
     for (int64_t column = 0; column < t->columns; column += p.width) multiply_column(&p, s, column);
   }

@@ -21,8 +21,8 @@ _nodes = threading.Lock()
 
 CHEAP = 1 << 22
 """The multiply-adds of gradients that take as long as a few questions: PyTorch answers one in
-12 us, by an exception, if `torch.autograd.grad` wants a leaf's gradient."""
-OF_AN_ELEMENT = 64
+12 to 30 us, by an exception, if `torch.autograd.grad` wants a leaf's gradient."""
+OF_AN_ELEMENT = 8
 """The multiply-adds that take as long as an element of a function without a product."""
 
 

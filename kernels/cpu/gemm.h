@@ -116,10 +116,10 @@ enum { amx_width = 0, amx_part = 0 };
 INLINE int whole_tiles(int64_t rows, int64_t columns) { return 0; }
 #endif
 
-// part_of is the length of a part of the depth, of so many words that are packed at a time. A sum's
-// error grows with the length of its parts and with their number: short sums of float32 and float64
-// have shorter parts than the cache asks for, of a power of two near twice the depth's root.
-// Others are rounded to 16 bits, and a sum's error counts for little.
+// depth_of_part is the length of a part of the depth, of so many words that are packed at a time. A
+// sum's error grows with the length of its parts and with their number: short sums of float32 and
+// float64 have shorter parts than the cache asks for, of a power of two near twice the depth's
+// root. Others are rounded to 16 bits, and a sum's error counts for little.
 INLINE int64_t depth_of_part(int64_t form, int64_t units) {
   if (form == EPG_BFLOAT16_TILES || form == EPG_FLOAT16_TILES) return amx_part;
   if (form != EPG_FLOAT32 && form != EPG_FLOAT64) return depth_stretch;

@@ -68,7 +68,7 @@ func (v *product) lift(p *packed, units int64, limit int, first bool) (int64, er
 // watches reports whether denormal numbers are looked for: where they are slow, or lost. float32
 // has room for all of float16.
 func (v *product) watches() bool {
-	return v.DType != dtype.Float16 && (v.form.Pairs() || v.slowWithDenormals && !v.neverLifts)
+	return v.DType != dtype.Float16 && (v.form.Pairs() || v.slowWithDenormals)
 }
 
 // powers returns by how many powers of two each operand has to be lifted. It has to be where it

@@ -24,7 +24,8 @@ type Engine struct {
 	// SlowWithDenormals reports whether denormal numbers slow the processor down, so that operands
 	// are lifted (denormals.go).
 	SlowWithDenormals bool
-	neverLifts        bool
+	// neverLifts is for batch-invariant calls: whether a row is lifted follows from other rows.
+	neverLifts bool
 }
 
 // Open returns an engine by its name, or an error that says what this machine lacks.
@@ -39,9 +40,7 @@ func Open(name string) (*Engine, error) {
 // Select returns the engine's kernel of a problem, or nil where it has none.
 func (e *Engine) Select(p backend.Problem) backend.Kernel {
 	if p.IsBatchInvariant() && !e.neverLifts {
-		own := *e
-		own.neverLifts = true // other rows of a block decide about it
-		return own.Select(p)
+		return (&Engine{Engine: e.Engine, neverLifts: true}).Select(p)
 	}
 	switch p := p.(type) {
 	case *backend.Activation:

@@ -121,7 +121,8 @@ def test_statuses_pair_with_the_error_classes(tables: dict[str, Any]) -> None:
     assert set(rows.values()) == set(errors.__all__)
     for code, name in rows.items():
         error = errors.from_status(code, name, "op: argument: text", 3, 2)
-        assert type(error) is getattr(errors, name) and str(error).startswith("op: argument: text")
+        end = ", as tensor.clone() does" if name == "MisalignedOperandError" else ""
+        assert type(error) is getattr(errors, name) and str(error) == f"op: argument: text{end}"
     declared = {int(code) for code in re.findall(r"EPG_\w+ = (\d+)\b", HEADER[: HEADER.index("epg_call.flags")])}
     assert declared == {0, *rows}
 

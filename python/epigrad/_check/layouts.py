@@ -144,5 +144,6 @@ def bits(tensor: Tensor) -> Tensor:
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether both have the same shape, dtype and bits, but for the sign and the payload of NaN: of
     two NaN a processor keeps the first, and which comes first is not promised."""
-    one, other = (tensor.masked_fill(tensor.isnan(), torch.nan) for tensor in (one, other))
+    if one.is_floating_point() and other.is_floating_point():
+        one, other = (tensor.masked_fill(tensor.isnan(), torch.nan) for tensor in (one, other))
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(bits(one), bits(other))

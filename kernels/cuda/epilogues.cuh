@@ -35,6 +35,14 @@ EPG_INLINE float2 numbers_of(Pair<Storage> pair) {
   }
 }
 
+// scaled is a hidden activation by a row's scale. It is rounded first, as it is where no product
+// runs and grouped_scale_hidden scales it: a gradient that is wanted alone has the same bits.
+template <class Storage>
+EPG_INLINE Pair<Storage> scaled(float2 hidden, float2 scale) {
+  const float2 stored = numbers_of<Storage>(pair_of<Storage>(hidden.x, hidden.y));
+  return pair_of<Storage>(scale.x * stored.x, scale.y * stored.y);
+}
+
 // An epilogue is a struct with
 //
 //   rights             the weights, each of which gives a sum
@@ -120,7 +128,7 @@ struct Sloped : Boxes {
     const float2 gradient = make_float2(Activation::gradient(g.x, pre.x, first), Activation::gradient(g.y, pre.y, second));
     const float2 out = make_float2(Activation::value(pre.x, first), Activation::value(pre.y, second));
     y[0] = pair_of<Storage>(gradient.x, gradient.y);
-    y[1] = pair_of<Storage>(scale.x * out.x, scale.y * out.y);
+    y[1] = scaled<Storage>(out, scale);
     row = make_float2(sum[0].x * out.x, sum[0].y * out.y);
     column[0] = gradient;
   }
@@ -147,7 +155,7 @@ struct GatedSloped : Boxes {
     const float2 out = make_float2(output_of_parts<Chosen>(first), output_of_parts<Chosen>(second));
     y[0] = pair_of<Storage>(grad_value.x, grad_value.y);
     y[1] = pair_of<Storage>(grad_gate.x, grad_gate.y);
-    y[2] = pair_of<Storage>(scale.x * out.x, scale.y * out.y);
+    y[2] = scaled<Storage>(out, scale);
     row = make_float2(sum[0].x * out.x, sum[0].y * out.y);
     column[0] = grad_value;
     column[1] = grad_gate;

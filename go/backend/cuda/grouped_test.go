@@ -206,6 +206,63 @@ func TestGroupsInTF32(t *testing.T) {
 	}
 }
 
+// TestAGradientOfExpertsAlone: weight_out's gradient as the only one has the bits that it has beside
+// others. Then nothing reads weight_out, and one number may stand for it.
+func TestAGradientOfExpertsAlone(t *testing.T) {
+	b := newEmulated(t)
+	backend.Register(b)
+	const experts, tokens, each, k, h = 3, 20, 2, 8, 24
+	random := rand.New(rand.NewPCG(7, 2))
+	halves := func(shape ...int64) (*tensor.View, []uint16) {
+		values := make([]uint16, tensor.Elements(shape))
+		for i := range values {
+			values[i] = dtype.Float64ToFloat16(random.NormFloat64())
+		}
+		v, err := tensor.New(unsafe.Pointer(&values[0]), 0, dtype.Float16, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
+		require.NoError(t, err)
+		return &v, values
+	}
+	slots := make([]int64, tokens*each)
+	for i := range slots {
+		slots[i] = int64(i) * 5 % experts
+	}
+	index, err := tensor.New(unsafe.Pointer(&slots[0]), 0, dtype.Int64, tensor.Device{Type: tensor.CPU}, []int64{tokens, each}, nil, 0)
+	require.NoError(t, err)
+	var inputs []*tensor.View
+	for _, shape := range [][]int64{{tokens, k}, {tokens, k}, {}, {tokens, each}, {experts, 2 * h, k}, {experts, 2 * h}, {experts, k, h}, {experts, k}, {tokens * each, 2 * h}} {
+		v := &index
+		if len(shape) > 0 {
+			v, _ = halves(shape...)
+		}
+		inputs = append(inputs, v)
+	}
+	run := func(inputs []*tensor.View, isAlone bool) []uint16 {
+		outputs, needs := make([]*tensor.View, 6), make([]bool, 6)
+		var result []uint16
+		for i, input := range []int{1, 3, 4, 5, 6, 7} {
+			if needs[i] = !isAlone || input == 6; needs[i] {
+				v, values := halves(inputs[input].Shape...)
+				if outputs[i] = v; input == 6 {
+					result = values
+				}
+			}
+		}
+		call := op.Call{Op: "experts_backward", Kind: "swiglu", Backend: b.Name(), Inputs: inputs, Outputs: outputs}
+		_, bytes, err := op.Infer(&call, needs)
+		require.NoError(t, err)
+		workspace := make([]byte, bytes+workspaceAlignment)
+		skip := -uintptr(unsafe.Pointer(&workspace[0])) % workspaceAlignment
+		call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[skip]), bytes
+		require.NoError(t, op.Run(&call))
+		return result
+	}
+	want := run(inputs, false)
+	standIn := *inputs[6]
+	standIn.Strides = make([]int64, 3)
+	inputs[6] = &standIn
+	require.Equal(t, want, run(inputs, true))
+}
+
 func view(dt dtype.DType, shape ...int64) *tensor.View {
 	v, err := tensor.New(nil, 0, dt, tensor.Device{Type: tensor.CPU}, shape, nil, 0)
 	if err != nil {

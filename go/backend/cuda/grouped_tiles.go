@@ -150,8 +150,11 @@ func (b *builder) groupedGatedLinear(t *tileProgram, p *backend.GroupedLayer) fu
 }
 
 // groupedHiddenBackwardBy is a program's launches of a hidden activation's backward, or nil where
-// there are none.
+// there are none. The scaled hidden activation alone needs no product.
 func (b *builder) groupedHiddenBackwardBy(t *tileProgram, p *backend.GroupedHiddenBackward) func() {
+	if p.GradPreactivation == nil && p.GradBias == nil && p.Sums == nil {
+		return nil
+	}
 	if !b.hasGroups(t, p.Groups, p.GradOutput.Shape[0]) || !t.takesAll(p.Preactivation, p.GradPreactivation, p.Out) {
 		return nil
 	}

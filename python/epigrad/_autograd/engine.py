@@ -19,11 +19,12 @@ from torch.autograd.graph import get_gradient_edge
 _nodes = threading.Lock()
 
 
-CHEAP = 1 << 22
-"""The multiply-adds of gradients that take as long as a few questions: PyTorch answers one in
-12 to 30 us, by an exception, if `torch.autograd.grad` wants a leaf's gradient."""
-OF_AN_ELEMENT = 8
-"""The multiply-adds that take as long as an element of a function without a product."""
+CHEAP = {"cpu": (1 << 22, 1 << 19), "cuda": (1 << 29, 1 << 24)}
+"""The multiply-adds of products, and the elements of other functions, whose gradients take as long
+as a few questions on a device: PyTorch answers one in 12 to 30 us, by an exception, if
+`torch.autograd.grad` wants a leaf's gradient."""
+TENSOR_CORES = 16
+"""How many times as many multiply-adds of a half type a GPU computes meanwhile."""
 
 
 def asked_unless_cheap(
@@ -31,16 +32,18 @@ def asked_unless_cheap(
 ) -> tuple[bool, ...]:
     """`asked`; or all needs, if no graph is recorded and computing them is cheap. The work is
     estimated from a gradient's elements; for layers, from its rows and the tensors' shapes."""
-    elements = grad.numel()
+    work, device = grad.numel(), grad.device.type
     # A compiler's symbol would become a number by the comparison.
-    if type(elements) is not int or torch.is_grad_enabled():
+    if type(work) is not int or torch.is_grad_enabled():
         return asked(ctx, needs)
+    products, elements = CHEAP.get(device, CHEAP["cpu"])
     if shapes is None:
-        work = elements * OF_AN_ELEMENT
+        cheap = elements
     else:
-        rows = elements // max(grad.shape[-1], 1) if grad.ndim else 1
+        rows = work // max(grad.shape[-1], 1) if grad.ndim else 1
         work = rows * sum([shape.numel() for shape in shapes if shape is not None])
-    return needs if work < CHEAP else asked(ctx, needs)
+        cheap = products * TENSOR_CORES if device == "cuda" and grad.element_size() == 2 else products
+    return needs if work < cheap else asked(ctx, needs)
 
 
 def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:

@@ -134,10 +134,11 @@ struct situ {
   }
   // s (y'' + s(-x) (2y' - y tanh(x/2))), with y = softcap(x) and s = sigmoid(x).
   EPG_FORMULA Real gate_bend(const Parts &p) {
-    const Real r = A::reciprocal(Real(1) + p.decay.e), other = p.left ? r : p.decay.e * r;
+    const Real r = A::reciprocal(Real(1) + p.decay.e), bend = Cap::curvature(Real(1), p.gate, p.of_gate);
     const Real falling = fused(-magnitude(p.gate), (Real(1) - p.decay.e) * r, 2 * Cap::slope(p.of_gate));
-    const Real product = r * fused(falling, other, Cap::curvature(Real(1), p.gate, p.of_gate));
-    return p.left ? p.decay.scale(p.decay.m * product) : product;
+    const Real left = p.decay.scale(p.decay.m * r * fused(falling, r, bend));
+    const Real right = r * (bend + p.decay.scale(falling * p.decay.m * r));
+    return p.left ? left : right;
   }
 };
 

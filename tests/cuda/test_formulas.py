@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import mpmath
 import pytest
 import torch
 from epigrad import Activation
@@ -90,6 +91,32 @@ def test_curvature(activation: str, dtype: torch.dtype) -> None:
     check(measure_slope(activation, x, slope), dtype, f"{activation}'")
     measured, bound = measure_curvature(activation, x, curvature), curvature_bound(activation, "cuda", dtype)
     assert measured.ulps <= bound, f"{activation}'' at {measured.argument} is {measured.ulps:.3f} units off"
+
+
+@pytest.mark.parametrize("caps", [(4.0, 25.0), (0.25, 1.0), (60.0, 2.0)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_curvature_of_situ_glu(dtype: torch.dtype, caps: tuple[float, float]) -> None:
+    """Also where e^-|gate| is nearly denormal, on both sides."""
+    gate_cap, value_cap = caps
+    sizes = torch.linspace(0.5, 85, 60, dtype=torch.float64) + 0.3
+    gate = torch.cat([sizes, -sizes]).to(dtype)
+    value, ones = torch.full_like(gate, 0.7), torch.ones_like(gate)
+    got = emulator.elementwise("gated_curvature_situ", 0 * ones, ones, ones, value, gate, outputs=3, parameters=caps)
+    with mpmath.workdps(250):
+
+        def active(x: mpmath.mpf) -> mpmath.mpf:
+            return gate_cap * mpmath.tanh(x / gate_cap) / (1 + mpmath.exp(-x))
+
+        def capped(x: mpmath.mpf) -> mpmath.mpf:
+            return value_cap * mpmath.tanh(x / value_cap)
+
+        one = mpmath.mpf(value[0].item())
+        for place, x in enumerate(map(mpmath.mpf, gate.tolist())):
+            slope, bend = (mpmath.diff(active, x, order) for order in (1, 2))
+            wants = capped(one) * slope, mpmath.diff(capped, one) * slope, capped(one) * bend
+            for result, want in zip(got, wants, strict=True):
+                off = abs(result[place].item() - want) / max(abs(want), mpmath.mpf(torch.finfo(dtype).tiny))
+                assert off < 200 * torch.finfo(dtype).eps, (x, result[place].item(), float(want))
 
 
 @cases

@@ -24,8 +24,8 @@ fn times_phi(factor: f32, x: f32) -> f32 {
   let p = decay_power(x);
   let t = capped(x, number(0u), number(2u));
   let left = is_negative(x);
-  let y = factor * over(select(t, multiplied(single(t), p), left), one_plus(p));
-  return select(y, scaled(y, p), left);
+  let y = over(select(t, multiplied(single(t), p), left), one_plus(p));
+  return select(factor * y, scaled_by(factor, y, p), left);
 }
 
 // times_phi_slope is factor phi'(x). With e = e^-|x| and c = 1 - tanh(x/G)^2, phi'(x) is
@@ -38,8 +38,13 @@ fn times_phi_slope(factor: f32, x: f32) -> f32 {
   let t = capped(x, number(0u), number(2u));
   let left = is_negative(x);
   let n = fma(capped_slope(x, number(2u)), 1.0 + e, select(t * e, t, left));
-  let y = factor * over(select(n, multiplied(single(n), p), left), squared(one_plus(p)));
-  return select(y, scaled(y, p), left);
+  let y = over(select(n, multiplied(single(n), p), left), squared(one_plus(p)));
+  return select(factor * y, scaled_by(factor, y, p), left);
+}
+
+// scaled_by is factor x, scaled. A large factor is scaled first, as the product may overflow.
+fn scaled_by(factor: f32, x: f32, p: Power) -> f32 {
+  return select(scaled(factor * x, p), scaled(factor, p) * x, abs(factor) > 0x1p64f);
 }
 #else
 // The others are (clamp(value) + offset) phi(gate), for the activation phi, where limits clamp what

@@ -327,6 +327,22 @@ def test_learned_activations_at_what_is_not_finite_are_as_on_the_cpu(op: str) ->
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=flushed_below(), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", sorted(tables.GATED_KINDS.keys() - {"bilinear"}))  # whose results are infinite
+def test_a_large_gradient_overflows_nowhere_on_the_way(kind: str, dtype: torch.dtype) -> None:
+    """`check` found NaN for `situ_glu`: a product overflowed before its slope was scaled."""
+    gate = torch.linspace(-30, -5, 26, dtype=dtype)
+    value, grad = torch.ones_like(gate), torch.full_like(gate, 2e38)
+    results = []
+    for name in ("webgpu", "cpu"):
+        with epigrad.use_backend(name):
+            results.append(backward.gated_product_backward(grad, value, gate, kind))
+    rounding = torch.finfo(dtype).eps
+    for ours, theirs in zip(*results, strict=True):
+        assert ours is not None and theirs is not None and theirs.isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=16 * rounding, atol=1e30 * rounding)
+
+
 def value_and_slope(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """act(x) and act'(x), each as a product of one element."""
     column, one = x.unsqueeze(1), torch.ones(1, 1, dtype=x.dtype)

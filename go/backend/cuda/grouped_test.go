@@ -206,8 +206,8 @@ func TestGroupsInTF32(t *testing.T) {
 	}
 }
 
-// TestAGradientOfExpertsAlone: weight_out's gradient as the only one has the bits that it has beside
-// others. Then nothing reads weight_out, and one number may stand for it.
+// TestAGradientOfExpertsAlone: weight_out's gradient has the bits that it has beside others. Alone,
+// nothing reads weight_out, and one number may stand for it.
 func TestAGradientOfExpertsAlone(t *testing.T) {
 	b := newEmulated(t)
 	backend.Register(b)

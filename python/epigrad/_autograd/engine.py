@@ -7,7 +7,6 @@ zero-bubble pipelines, saliency maps and adversarial training.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,31 +18,35 @@ from torch.autograd.graph import get_gradient_edge
 _nodes = threading.Lock()
 
 
-CHEAP = {"cpu": (1 << 22, 1 << 19), "cuda": (1 << 29, 1 << 24)}
-"""The multiply-adds of products, and the elements of other functions, whose gradients take as long
-as a few questions on a device: PyTorch answers one in 12 to 30 us, by an exception, if
-`torch.autograd.grad` wants a leaf's gradient."""
+# What takes as long as a few questions, on a CPU and on a GPU: elements, and multiply-adds of rows
+# and a layer's first weight. PyTorch answers a question in 12 to 30 us, by an exception, if
+# `torch.autograd.grad` wants a leaf's gradient.
+CHEAP_ELEMENTS = 1 << 19, 1 << 24
+CHEAP_PRODUCT = 1 << 21, 1 << 28
 TENSOR_CORES = 16
-"""How many times as many multiply-adds of a half type a GPU computes meanwhile."""
+"""How many times as many multiply-adds of a half type a GPU computes."""
 
 
 def asked_unless_cheap(
-    ctx: Any, needs: tuple[bool, ...], grad: Tensor, shapes: Sequence[torch.Size | None] | None = None
+    ctx: Any, needs: tuple[bool, ...], grad: Tensor, weight: torch.Size | None = None
 ) -> tuple[bool, ...]:
-    """`asked`; or all needs, if no graph is recorded and computing them is cheap. The work is
-    estimated from a gradient's elements; for layers, from its rows and the tensors' shapes."""
-    work, device = grad.numel(), grad.device.type
+    """`asked`; or all needs, if no graph is recorded and computing them is cheap. A layer gives the
+    shape of its first weight. Each backward calls this, so it does little."""
+    return needs if len(needs) == 1 or _is_cheap(grad, weight) else asked(ctx, needs)
+
+
+def _is_cheap(grad: Tensor, weight: torch.Size | None) -> bool:
+    elements, on_gpu = grad.numel(), grad.is_cuda
     # A compiler's symbol would become a number by the comparison.
-    if type(work) is not int or torch.is_grad_enabled():
-        return asked(ctx, needs)
-    products, elements = CHEAP.get(device, CHEAP["cpu"])
-    if shapes is None:
-        cheap = elements
-    else:
-        rows = work // max(grad.shape[-1], 1) if grad.ndim else 1
-        work = rows * sum([shape.numel() for shape in shapes if shape is not None])
-        cheap = products * TENSOR_CORES if device == "cuda" and grad.element_size() == 2 else products
-    return needs if work < cheap else asked(ctx, needs)
+    if type(elements) is not int or torch.is_grad_enabled():
+        return False
+    if weight is None:
+        return elements < CHEAP_ELEMENTS[on_gpu]
+    most = CHEAP_PRODUCT[on_gpu]
+    if on_gpu and grad.itemsize == 2:
+        most *= TENSOR_CORES
+    rows = elements // max(grad.shape[-1], 1) if grad.ndim else 1
+    return rows * weight.numel() < most
 
 
 def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:

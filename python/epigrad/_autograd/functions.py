@@ -239,12 +239,10 @@ class Elementwise(Fused):
             ctx.problem = Problem(core, call)
             ctx.save_for_backward(*tensors)
         else:
-            saved, shapes = [], []
-            for tensor, keep in zip(tensors, keeps(call, ctx.needs_input_grad[2:]), strict=True):
-                saved.append(tensor if keep else None)
-                shapes.append(None if tensor is None else tensor.shape)
+            shapes = [None if tensor is None else tensor.shape for tensor in tensors]
             ctx.problem = Problem(core, call, tuple(shapes))
-            ctx.save_for_backward(*saved)
+            keep = keeps(call, ctx.needs_input_grad[2:])
+            ctx.save_for_backward(*[tensor if kept else None for tensor, kept in zip(tensors, keep, strict=True)])
         ctx.set_materialize_grads(False)
         return out
 
@@ -292,6 +290,13 @@ def _read(op: str, kind: str | None, needs: Needs, keep: int) -> tuple[tuple[boo
     return tuple(tensors), preactivation and keep == PREACTIVATION
 
 
+@functools.cache
+def _first_weight(op: str) -> int:
+    """The place of a layer's first weight among its tensors."""
+    names = OPS[op].tensors
+    return next(place for place, name in enumerate(names) if name == "b" or name.startswith("weight"))
+
+
 class Layers(Fused):
     """Layers, of a core, a call, what is kept, and tensors.
 
@@ -325,7 +330,7 @@ class Layers(Fused):
             needs = tuple([needs[place] for place in places])
         sinks: Sinks | None = getattr(ctx, "sinks", None)
         if sinks is None and grad_output is not None:
-            needs = asked_unless_cheap(ctx, needs, grad_output, problem.shapes)
+            needs = asked_unless_cheap(ctx, needs, grad_output, problem.shapes[_first_weight(problem.call.op)])
         else:
             needs = asked(ctx, needs)
         grads: Tensors = (None,) * len(needs)

@@ -117,7 +117,9 @@ def _lerp_keeps(call: Call, needs: Needs) -> Needs:
 def _lerp_operands(of: Sequence[Any], grad: Tensor, *rest: Tensor | None) -> tuple[Tensors, tuple[Any, ...]]:
     # An operand without a shape has grad_output's.
     start, end, weight = of
-    return (grad, *rest), (*[None if _known_equal(shape, grad.shape) else shape for shape in (start, end)], weight)
+    shape = grad.shape
+    start, end = None if _known_equal(start, shape) else start, None if _known_equal(end, shape) else end
+    return (grad, *rest), (start, end, weight)
 
 
 def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -126,7 +128,7 @@ def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
         return False
     for a, b in zip(one, other, strict=True):
         equal = a == b
-        if isinstance(equal, torch.SymBool):
+        if type(equal) is torch.SymBool:
             # The module imports sympy, so only a process with symbols imports it.
             equal = importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true(equal)
         if not equal:

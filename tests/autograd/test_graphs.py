@@ -12,8 +12,9 @@ import epigrad
 import pytest
 import torch
 from epigrad import backward, errors
-from epigrad._autograd import engine
+from epigrad._autograd import engine, functions
 from epigrad._core import loader
+from epigrad._core.tables import OPS
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -92,6 +93,48 @@ def test_a_backward_forms_only_the_gradients_that_it_is_for(name: str, monkeypat
         assert_same_bits(leaf.grad, want)
         assert core.needs[-3:] == [tuple(index == place for index in range(len(core.needs[0])))] * 3
     assert all(leaf.grad is not None for leaf in leaves)
+
+
+class OfAnyDevice:
+    """What the rule asks of a gradient."""
+
+    def __init__(self, *shape: int, itemsize: int = 4, is_cuda: bool = False) -> None:
+        self.shape, self.ndim, self.itemsize, self.is_cuda = torch.Size(shape), len(shape), itemsize, is_cuda
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+
+@pytest.mark.parametrize(
+    ("grad", "weight", "is_cheap"),
+    [
+        (OfAnyDevice(16, 64), (64, 64), True),
+        (OfAnyDevice(1, 2048), (2048, 1024), False),  # the weight's gradient is 8 MB
+        (OfAnyDevice(511, 64), (64, 64), True),
+        (OfAnyDevice(512, 64), (64, 128), False),
+        (OfAnyDevice(512, 64, is_cuda=True), (64, 128), True),
+        (OfAnyDevice(2048, 3072, is_cuda=True), (3072, 768), False),
+        (OfAnyDevice(2048, 3072, itemsize=2, is_cuda=True), (3072, 768), True),
+        (OfAnyDevice(8, 16384, itemsize=2, is_cuda=True), (16384, 16384), False),
+        (OfAnyDevice(), (64,), True),
+        (OfAnyDevice(0, 0), (0, 64), True),
+        (OfAnyDevice(512, 512), None, True),
+        (OfAnyDevice(1024, 1024), None, False),
+        (OfAnyDevice(1024, 1024, is_cuda=True), None, True),
+        (OfAnyDevice(8192, 8192, is_cuda=True), None, False),
+    ],
+)
+def test_which_gradients_are_formed_without_asking(grad: Any, weight: tuple[int, ...] | None, is_cheap: bool) -> None:
+    with torch.no_grad():
+        assert engine._is_cheap(grad, None if weight is None else torch.Size(weight)) is is_cheap
+    assert not engine._is_cheap(grad, None)  # while a graph is recorded
+
+
+def test_the_first_weight_of_a_layer() -> None:
+    layers = {op: row.tensors[functions._first_weight(op)] for op, row in OPS.items() if row.multiplies and row.keeps}
+    plain = {"linear": "weight", "matmul_bias_activation": "b", "grouped_linear": "weight"}
+    blocks = {"gated_linear": "weight_value", "mlp": "weight1", "gated_mlp": "weight_in", "experts": "weight_in"}
+    assert layers == plain | blocks
 
 
 def test_the_gradients_of_tensors_between_leaves_and_a_function_are_formed() -> None:

@@ -18,11 +18,12 @@ from torch.autograd.graph import get_gradient_edge
 _nodes = threading.Lock()
 
 
-# What takes as long as a few questions, on a CPU and on a GPU: elements, and multiply-adds of rows
-# and a layer's first weight. PyTorch answers a question in 12 to 30 us, by an exception, if
-# `torch.autograd.grad` wants a leaf's gradient.
+# Gradients below these limits, on a CPU and on a GPU, take less time than asking autograd. If
+# `torch.autograd.grad` wants a leaf's gradient, PyTorch answers in 12 to 30 us, by an exception.
 CHEAP_ELEMENTS = 1 << 19, 1 << 24
-CHEAP_PRODUCT = 1 << 21, 1 << 28
+"""The elements of a gradient."""
+CHEAP_PRODUCT = 1 << 21, 1 << 29
+"""The multiply-adds of a layer's rows and its first weight."""
 TENSOR_CORES = 16
 """How many times as many multiply-adds of a half type a GPU computes."""
 
@@ -42,11 +43,12 @@ def _is_cheap(grad: Tensor, weight: torch.Size | None) -> bool:
         return False
     if weight is None:
         return elements < CHEAP_ELEMENTS[on_gpu]
-    most = CHEAP_PRODUCT[on_gpu]
-    if on_gpu and grad.itemsize == 2:
-        most *= TENSOR_CORES
+    size = weight.numel()
+    if type(size) is not int or size >= CHEAP_ELEMENTS[on_gpu]:
+        return False
     rows = elements // max(grad.shape[-1], 1) if grad.ndim else 1
-    return rows * weight.numel() < most
+    is_half = on_gpu and grad.itemsize == 2
+    return rows * size < CHEAP_PRODUCT[on_gpu] * (TENSOR_CORES if is_half else 1)
 
 
 def asked(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:

@@ -146,7 +146,7 @@ def lines() -> list[Line]:
         models("Hopper: a step of five dense models, patched", DENSE, "patched", "eager", "eager"),
         models("the same", DENSE, "patched + compiled", "compiled", "compiled"),
         *operation(f"Hopper: a SwiGLU or GeGLU MLP of {LAYER}", layers("gated_mlp"), "bfloat16"),
-        *operation(f"Hopper: a SwiGLU MLP of {SMALL}", layers("gated_mlp", SMALL), "bfloat16"),
+        *operation(f"Hopper: a SwiGLU MLP of {SMALL}, in a CUDA graph", layers("gated_mlp", SMALL), "bfloat16"),
         *operation(f"Hopper: a GELU MLP of {LAYER}", layers("mlp"), "bfloat16"),
         *operation(f"Hopper: the `gated_linear` of a Llama, {LAYER}", layers("gated_linear"), "bfloat16"),
         *operation("Hopper: SwiGLU or GeGLU alone", gates(("bfloat16",), GLUS.__contains__), "bfloat16"),

@@ -97,7 +97,7 @@
 
 #include "dlpack.h"
 
-#define EPG_VERSION "0.3.0.dev0"
+#define EPG_VERSION "0.3.0"
 
 /* Changes when a struct or the meaning of a function does. */
 #define EPG_ABI_VERSION 4

@@ -32,6 +32,17 @@ func runProblem(t *testing.T, p backend.Problem, bases ...unsafe.Pointer) {
 	require.NoError(t, k.Run(&backend.Run{Bases: bases}))
 }
 
+// runCall runs a call with the workspace that it asks for.
+func runCall(t *testing.T, call *op.Call, needs []bool) {
+	t.Helper()
+	_, bytes, err := op.Infer(call, needs)
+	require.NoError(t, err)
+	workspace := make([]byte, bytes+workspaceAlignment)
+	skip := -uintptr(unsafe.Pointer(&workspace[0])) % workspaceAlignment
+	call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[skip]), bytes
+	require.NoError(t, op.Run(call))
+}
+
 // TestRoutes sorts slots in one round, in some by one block, and in several rounds of several
 // chunks. Slots that no row is left for have none.
 func TestRoutes(t *testing.T) {
@@ -130,12 +141,7 @@ func TestSumsInPieces(t *testing.T) {
 		out, err := tensor.New(unsafe.Pointer(&gradBias[0]), 0, dtype.Float32, tensor.Device{Type: tensor.CPU}, []int64{3, n}, nil, 0)
 		require.NoError(t, err)
 		call := op.Call{Op: "grouped_linear_backward", Kind: "silu", Backend: b.Name(), Inputs: inputs, Outputs: []*tensor.View{nil, nil, &out}}
-		_, bytes, err := op.Infer(&call, []bool{false, false, true})
-		require.NoError(t, err)
-		workspace := make([]byte, bytes+workspaceAlignment)
-		skip := -uintptr(unsafe.Pointer(&workspace[0])) % workspaceAlignment
-		call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[skip]), bytes
-		require.NoError(t, op.Run(&call))
+		runCall(t, &call, []bool{false, false, true})
 		results[i] = fmt.Sprint(gradBias)
 		mostUnrounded = 1
 		op.ClearCache()
@@ -248,12 +254,7 @@ func TestAGradientOfExpertsAlone(t *testing.T) {
 			}
 		}
 		call := op.Call{Op: "experts_backward", Kind: "swiglu", Backend: b.Name(), Inputs: inputs, Outputs: outputs}
-		_, bytes, err := op.Infer(&call, needs)
-		require.NoError(t, err)
-		workspace := make([]byte, bytes+workspaceAlignment)
-		skip := -uintptr(unsafe.Pointer(&workspace[0])) % workspaceAlignment
-		call.Workspace, call.WorkspaceBytes = unsafe.Pointer(&workspace[skip]), bytes
-		require.NoError(t, op.Run(&call))
+		runCall(t, &call, needs)
 		return result
 	}
 	want := run(inputs, false)

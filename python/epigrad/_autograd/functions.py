@@ -241,8 +241,8 @@ class Elementwise(Fused):
         else:
             shapes = [None if tensor is None else tensor.shape for tensor in tensors]
             ctx.problem = Problem(core, call, tuple(shapes))
-            keep = keeps(call, ctx.needs_input_grad[2:])
-            ctx.save_for_backward(*[tensor if kept else None for tensor, kept in zip(tensors, keep, strict=True)])
+            which = keeps(call, ctx.needs_input_grad[2:])
+            ctx.save_for_backward(*[tensor if keep else None for tensor, keep in zip(tensors, which, strict=True)])
         ctx.set_materialize_grads(False)
         return out
 
